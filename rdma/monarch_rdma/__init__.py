@@ -1,0 +1,1 @@
+"""Buffers, registrations and transports of the data plane."""
