@@ -1,0 +1,50 @@
+"""The programming model: what `monarch.actor` is in PyTorch Monarch, over hosts whose workers outlive the notebook.
+
+>>> from monarch_kernel.actor import Actor, endpoint, this_host
+>>> class Greeter(Actor):
+...     @endpoint
+...     def greet(self, name: str) -> str:
+...         return f"hello, {name}"
+>>> greeters = this_host().spawn_procs(per_host={"gpus": 2}).spawn("greeters", Greeter)      # doctest: +SKIP
+>>> greeters.greet.call("you").get().values()                                               # doctest: +SKIP
+['hello, you', 'hello, you']
+
+Processes come from a mesh of hosts, actors from a mesh of processes; each mesh has named dimensions and is sliced like
+an array. An endpoint of a mesh is called with an adverb (`call`, `call_one`, `choose`, `stream`, `broadcast`) and
+answers with a `Future`, to be waited for with ``.get()`` or ``await`` anywhere: in a script, a cell, another endpoint.
+Without a session `this_host` starts one of its own; see `monarch_kernel.up` for one with a name.
+"""
+
+from ..errors import ActorError, SupervisionError
+from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
+from ._endpoint import Actor, Endpoint, endpoint
+from ._future import Future
+from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
+from ._shape import Extent, NDSlice, Point, Region, Shape
+from ._valuemesh import ValueMesh
+
+__all__ = [
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "Instance",
+    "NDSlice",
+    "Point",
+    "ProcMesh",
+    "Region",
+    "Shape",
+    "SupervisionError",
+    "ValueMesh",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "endpoint",
+    "this_host",
+    "this_proc",
+]

@@ -1,0 +1,149 @@
+"""Who am I: the context of the message that is being handled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..errors import SupervisionError
+from ._shape import Extent, Point
+
+if TYPE_CHECKING:
+    from ._future import Future
+    from ._meshes import ProcMesh
+
+_NOWHERE = Point(0, Extent((), ()))
+
+
+@dataclass(frozen=True)
+class Instance:
+    """The running actor (or, outside of actors, the client).
+
+    Attributes
+    ----------
+    rank
+        Its place in the mesh it was spawned in. A call on a slice does not change it; `Context.message_rank` does.
+    name, class_name
+        The mesh's name and the actor's class.
+    actor_id
+        A text that names this actor in logs.
+    creator
+        `actor_id` of who spawned it.
+    """
+
+    rank: Point
+    name: str
+    class_name: str
+    actor_id: str
+    proc_id: str
+    creator: str
+    mesh: int = 0
+    _procs: Any = None
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process it runs in, as a mesh of one."""
+        from ._meshes import this_proc
+
+        return this_proc()
+
+    @property
+    def proc_mesh(self) -> ProcMesh:
+        """All processes of the mesh that it was spawned on."""
+        return self._procs if self._procs is not None else self.proc
+
+
+@dataclass(frozen=True)
+class Context:
+    """What `context` returns: the actor, and its rank in the message being handled."""
+
+    actor_instance: Instance
+    message_rank: Point
+
+
+_current: contextvars.ContextVar[Context | None] = contextvars.ContextVar("monarch_context", default=None)
+_client: list[Context] = []
+
+
+def set_client(instance: Instance) -> None:
+    """Who this process is outside of its actors."""
+    _client[:] = [Context(instance, _NOWHERE)]
+
+
+def context() -> Context:
+    """The context of the running endpoint; outside of actors, the client's own.
+
+    Examples
+    --------
+    >>> context().message_rank
+    Point(0, {})
+    """
+    here = _current.get()
+    if here is not None:
+        return here
+    if not _client:
+        set_client(Instance(_NOWHERE, "client", "Client", "client", "client", ""))
+    return _client[0]
+
+
+def current_rank() -> Point:
+    """Rank of this actor in the mesh, or slice, that the running message was sent to."""
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """Sizes, by dimension, of the mesh or slice that the running message was sent to."""
+    extent = context().message_rank.extent
+    return dict(zip(extent.labels, extent.sizes, strict=True))
+
+
+def current_actor_name() -> str:
+    """`Instance.actor_id` of the running actor."""
+    return context().actor_instance.actor_id
+
+
+# -- actors that would wait for themselves
+
+_thread = threading.local()
+_own_calls: weakref.WeakKeyDictionary[Future[Any], _OwnCall] = weakref.WeakKeyDictionary()
+
+
+class _OwnCall(NamedTuple):
+    mesh: int
+    endpoint: str
+    handled: Callable[[], bool]
+
+
+def run_actor(mesh: int, task: asyncio.Task[Any] | None = None) -> None:
+    """This thread (and, of an async actor, this task) handles the messages of the actor of this mesh from now on."""
+    _thread.mesh, _thread.task = mesh, task
+
+
+def note_own_call(future: Future[Any], mesh: int, endpoint: str, handled: Callable[[], bool]) -> None:
+    """The answer that `future` stands for needs the actor that this process has of this mesh.
+
+    `handled` says whether that actor has answered, be the answer here or not.
+    """
+    _own_calls[future] = _OwnCall(mesh, endpoint, handled)
+
+
+def check_self_wait(future: Future[Any], *, blocking: bool) -> None:
+    """Refuse a wait that could never end: of an actor, in the middle of a message, for its own next one.
+
+    A task that an async actor has started may wait: the actor goes on meanwhile, unless the wait blocks its loop.
+    """
+    mesh = getattr(_thread, "mesh", 0)
+    if not mesh or not (own := _own_calls.get(future)) or own.mesh != mesh or own.handled():
+        return
+    if not blocking and asyncio.current_task() is not _thread.task:
+        return
+    raise SupervisionError(
+        f"{current_actor_name()} would wait for ever: its call of {own.endpoint!r} goes to itself, and an actor "
+        f"handles one message at a time. Call the method itself (self.{own.endpoint}(...)), or do not wait for the "
+        "answer here"
+    )

@@ -1,0 +1,308 @@
+"""Actor classes and their endpoints, and how an endpoint of a mesh is called."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from ..protocol import pickling, records
+from ..state.records import Endpoint as EndpointRecord
+from ._calls import Call, GatheredCall, QuietCall, SingleCall, StreamedCall
+from ._context import note_own_call
+from ._future import Future
+from ._handle import mentioned_pending
+from ._ndslice import NDSlice
+from ._region import Region
+from ._valuemesh import ValueMesh
+
+if TYPE_CHECKING:
+    from ._meshes import ActorMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C", bound=Call)
+
+
+class Actor:
+    """Base of actor classes. Mark the methods that others may call with `endpoint`.
+
+    An actor handles one message at a time, in the order in which each sender sent them. Its code runs on a thread of
+    its own, never on the main thread of its process.
+
+    Examples
+    --------
+    >>> class Counter(Actor):
+    ...     def __init__(self, start: int = 0) -> None:
+    ...         self.n = start
+    ...     @endpoint
+    ...     def add(self, by: int = 1) -> int:
+    ...         self.n += by
+    ...         return self.n
+    """
+
+    @property
+    def logger(self) -> logging.Logger:
+        """A logger named after the actor."""
+        return logging.getLogger(f"monarch.{type(self).__qualname__}")
+
+
+class EndpointMethod(Generic[P, R]):
+    """A method marked as an endpoint. On the class it is this marker; on an actor itself, the plain method."""
+
+    def __init__(self, method: Callable[..., Any], *, explicit_response_port: bool, instrument: bool) -> None:
+        self._method = method
+        self.explicit_response_port = explicit_response_port
+        self.instrument = instrument
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]  # a callable for inspect, not for callers
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self._method.__get__(instance, owner)
+
+    if TYPE_CHECKING:
+        # What a mesh's attribute offers, for type checkers: a mesh is typed as its class.
+        def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]: ...
+        def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]: ...
+        def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]: ...
+        def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]: ...
+        def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+
+
+@overload
+def endpoint(method: Callable[..., R], /) -> EndpointMethod[..., R]: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., R]], EndpointMethod[..., R]]: ...
+def endpoint(
+    method: Callable[..., Any] | None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Mark a method, ``def`` or ``async def``, as one that others may call.
+
+    The classes of one actor's endpoints must not mix: either all are ``def`` or all are ``async def``.
+
+    Parameters
+    ----------
+    propagate
+        Accepted for Monarch's sake (shape propagation of its tensor engine); without meaning here.
+    explicit_response_port
+        The method gets a port as its first argument and answers through it. Not offered yet.
+    instrument
+        Accepted for Monarch's sake.
+    """
+    del propagate
+    if explicit_response_port:
+        raise TypeError("explicit_response_port is not supported by this version")
+
+    def mark(function: Callable[..., Any]) -> EndpointMethod[..., Any]:
+        if isinstance(function, EndpointMethod | staticmethod) or not callable(function):
+            raise TypeError(f"@endpoint marks a method; got {function!r}")
+        return EndpointMethod(function, explicit_response_port=explicit_response_port, instrument=instrument)
+
+    return mark if method is None else mark(method)
+
+
+RESERVED = frozenset(
+    {"stop", "slice", "flatten", "split", "rename", "size", "sizes", "extent", "initialized", "name", "options",
+     "reload", "restart", "ranks", "host_mesh", "proc_mesh"}
+)  # fmt: skip
+
+
+def endpoints_of(cls: type) -> list[EndpointRecord]:
+    """The endpoint table of an actor class.
+
+    Raises
+    ------
+    TypeError
+        It is no actor class.
+    ValueError
+        It mixes ``def`` and ``async def`` endpoints, or one is named like something that every mesh has.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Actor)):
+        raise TypeError(f"{cls!r} is no actor class: derive it from monarch_kernel.actor.Actor")
+    found: dict[str, EndpointRecord] = {}
+    for name in dir(cls):
+        member = inspect.getattr_static(cls, name)
+        if isinstance(member, EndpointMethod):
+            method = member._method
+            found[name] = EndpointRecord(
+                name=name,
+                kind="async" if inspect.iscoroutinefunction(method) else "sync",
+                signature=_signature(method),
+                doc=inspect.getdoc(method) or "",
+                explicit_response_port=member.explicit_response_port,
+            )
+    kinds = {kind: [e.name for e in found.values() if e.kind == kind] for kind in ("sync", "async")}
+    if kinds["sync"] and kinds["async"]:
+        raise ValueError(
+            f"{cls.__qualname__} mixes endpoints that are 'async def' ({', '.join(kinds['async'])}) with ones that are "
+            f"'def' ({', '.join(kinds['sync'])}): all of one actor must be of one kind"
+        )
+    if taken := sorted(RESERVED & found.keys()):
+        raise ValueError(f"{cls.__qualname__}: every mesh has {', '.join(taken)}; give the endpoint another name")
+    return list(found.values())
+
+
+def _signature(method: Callable[..., Any]) -> str:
+    """Parameters without self, annotations and large defaults: for people, and for `Binder`."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    shown = []
+    for parameter in parameters:
+        default = parameter.default
+        if default is not parameter.empty:
+            # By exact type: a member of an IntEnum is an int too, and its repr is no Python.
+            simple = type(default) in _PLAIN and len(repr(default)) <= 40
+            default = default if simple and default == default and default not in (_INF, -_INF) else ...
+        shown.append(parameter.replace(annotation=parameter.empty, default=default))
+    return str(inspect.Signature(shown)).replace("Ellipsis", "...")
+
+
+_INF = float("inf")
+_PLAIN = (int, float, str, bool, type(None))
+
+
+class Binder:
+    """Checks arguments against a signature's text, at the caller, before anything is sent."""
+
+    __slots__ = ("_least", "_most", "_signature")
+
+    def __init__(self, text: str) -> None:
+        function = ast.parse(f"def f{text}: pass").body[0]
+        assert isinstance(function, ast.FunctionDef)
+        arguments = function.args
+        kind = inspect.Parameter
+        parameters: list[inspect.Parameter] = []
+        positional = [*arguments.posonlyargs, *arguments.args]
+        first_default = len(positional) - len(arguments.defaults)
+        for index, argument in enumerate(positional):
+            parameters.append(
+                kind(
+                    argument.arg,
+                    kind.POSITIONAL_ONLY if index < len(arguments.posonlyargs) else kind.POSITIONAL_OR_KEYWORD,
+                    default=... if index >= first_default else kind.empty,
+                )
+            )
+        if arguments.vararg:
+            parameters.append(kind(arguments.vararg.arg, kind.VAR_POSITIONAL))
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+            parameters.append(kind(argument.arg, kind.KEYWORD_ONLY, default=kind.empty if default is None else ...))
+        if arguments.kwarg:
+            parameters.append(kind(arguments.kwarg.arg, kind.VAR_KEYWORD))
+        self._signature = inspect.Signature(parameters)
+        self._least = first_default
+        self._most = -1 if arguments.vararg else len(positional)
+        if any(default is None for default in arguments.kw_defaults):
+            self._least = 1 << 30  # a keyword is required: always the slow way
+
+    def check(self, mesh: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError when the arguments of an endpoint do not fit."""
+        if not kwargs and len(args) >= self._least and (len(args) <= self._most or self._most < 0):
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{mesh.name}.{name}{self._signature}: {error}".replace("Ellipsis", "...")) from None
+
+
+@functools.lru_cache(maxsize=4096)
+def binder(signature: str) -> Binder:
+    """The binder of a signature's text."""
+    return Binder(signature)
+
+
+class Endpoint(Generic[P, R]):
+    """An endpoint of a mesh: the adverbs say how to call it.
+
+    Every call starts at once; arguments are pickled, and checked against the signature, before it returns.
+    """
+
+    __slots__ = ("_binder", "_heads", "_hosts", "_mesh", "_record")
+
+    def __init__(self, mesh: ActorMesh[Any], record: EndpointRecord) -> None:
+        self._mesh = mesh
+        self._record = record
+        self._binder = binder(record.signature)
+        self._hosts = mesh._hosts(mesh._region)
+        self._heads: dict[bool, tuple[bytes, bytes]] = {}  # by whether an answer is wanted
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Call every actor of the mesh; the answers come as a `ValueMesh` of the mesh's shape."""
+        return self._send(GatheredCall, args, kwargs).future
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call the one actor of a mesh of one; a ValueError for a larger mesh."""
+        size = len(self._mesh)
+        if size != 1:
+            raise ValueError(
+                f"call_one is for a mesh of one actor; {self._mesh.name} has {size}: slice it first, or use call"
+            )
+        return self._send(SingleCall, args, kwargs).future
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call one actor of the mesh, picked at random."""
+        region = self._mesh._region
+        if len(region) == 1:
+            return self._send(SingleCall, args, kwargs).future
+        rank = region.rank_at(random.randrange(len(region)))  # noqa: S311  # a choice of actors is no secret
+        one = self._mesh._with_region(Region((), NDSlice(offset=rank, sizes=(), strides=())))
+        return Endpoint[P, R](one, self._record)._send(SingleCall, args, kwargs).future
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+        """Call every actor; yields as many futures as there are actors, the answers in the order of arrival."""
+        return iter(self._send(StreamedCall, args, kwargs).futures)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every actor and wait for nothing. An error there is reported as a fault."""
+        self._send(QuietCall, args, kwargs)
+
+    def _send(self, kind: type[C], args: tuple[Any, ...], kwargs: dict[str, Any]) -> C:
+        mesh, record = self._mesh, self._record
+        handle, region = mesh._handle, mesh._region
+        self._binder.check(handle, record.name, args, kwargs)
+        body = pickling.encode(pickling.dumps_call(args, kwargs))
+        waits = mentioned_pending()
+        if handle.ready is not None:
+            waits = [*handle.waits(), *waits]
+        runtime = handle.runtime
+        if not handle.used:
+            handle.used = True
+            runtime.first_use(handle)
+        call = kind(handle, region, record.name, self._hosts)
+        ends = self._heads.get(kind.quiet)
+        if ends is None:
+            flags = records.QUIET if kind.quiet else 0
+            ends = self._heads[kind.quiet] = runtime.caller.ends(handle, region, self._hosts, record.name, flags)
+        runtime.caller.submit(call, ends, body, waits)
+        own = runtime.executor.actors.get(handle.id)
+        if own is not None and (region is handle.region or own.rank in region.ranks()):
+            for future in call.needs_all():
+                handled = functools.partial(runtime.executor.handled, call.sender, handle.id, call.number)
+                note_own_call(future, handle.id, record.name, handled)
+        return call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"an endpoint of a mesh is called with an adverb: {self._mesh.name}.{self._record.name}.call(...), "
+            ".call_one, .choose, .stream or .broadcast"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"an endpoint cannot be sent; send the mesh and call .{self._record.name} on it there")
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return f"{self._record.name}{self._record.signature}\n\n{self._record.doc}"
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._mesh.name}.{self._record.name}{self._record.signature} of {len(self._mesh)} actors>"

@@ -1,0 +1,219 @@
+"""What carries the actors of a process: the same in a proc and in a controller, but for how requests reach a host."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import MonarchError, StaleHandle
+from ..protocol.links import new_id
+from ..protocol.loop import IOThread
+from ..protocol.records import CONTROLLER
+from ..state.records import MeshRecord
+from ._calls import Caller
+from ._context import context
+from ._executor import Executor
+from ._future import Future, resolved
+from ._handle import Handle
+from ._region import Region
+
+
+@dataclass
+class SpawnPlan:
+    """A mesh that is wanted.
+
+    Attributes
+    ----------
+    payload
+        Class and arguments of actors, pickled.
+    waits
+        Meshes that must be there first.
+    digest
+        Of the constructor's arguments, None when they cannot be compared; asked for only where it matters.
+    options
+        Our own words, from ``options(...)``.
+    replaces
+        Meshes that are stopped once this one is there.
+    """
+
+    record: MeshRecord
+    payload: bytes
+    waits: list[Future[Any]]
+    digest: Callable[[], str | None] = lambda: None
+    options: dict[str, Any] = field(default_factory=dict)
+    replaces: list[int] = field(default_factory=list)
+
+
+class Runtime(ABC):
+    """What meshes ask for.
+
+    Attributes
+    ----------
+    session, sid
+        The session's name and number.
+    host
+        Index of the host of this process; in a controller, of the head.
+    incarnations
+        The incarnation of each host, as far as known here.
+    """
+
+    def __init__(self, io: IOThread, *, session: str, sid: str, host: int, controller: bool) -> None:
+        self.io = io
+        self.session = session
+        self.sid = sid
+        self.host = host
+        self.incarnations: dict[int, int] = {}
+        self.sender = new_id()
+        self.caller = Caller(io, self.sender, self.send, self.send_from, None if controller else host)
+        self.executor = Executor(io, self._answer, CONTROLLER if controller else host)
+        self._handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._handles_lock = threading.Lock()
+
+    # -- what a process's kind decides
+
+    @abstractmethod
+    def send(self, host: int, *chunks: Any) -> None:
+        """Send a record towards a host. On the I/O thread."""
+
+    @abstractmethod
+    def send_from(self, host: int, *chunks: Any) -> None:
+        """Send a record towards a host from any thread, without the I/O thread where that can be."""
+
+    @abstractmethod
+    def request(self, method: str, message: Callable[[Any], Any], timeout: float | None = None) -> Future[Any]:
+        """An RPC of the Host service, at the head. `message` makes the request from the generated messages."""
+
+    @abstractmethod
+    def proc_spec(self) -> dict[str, Any]:
+        """How processes are started from here: executable, working directory, sys.path, environment."""
+
+    @abstractmethod
+    def own_procs(self) -> tuple[Handle, Region | None]:
+        """The mesh that this process is a rank of, and the region of this rank."""
+
+    def owner(self) -> str:
+        """With whom a mesh that is spawned now ends."""
+        instance = context().actor_instance
+        return f"actor:{instance.mesh}" if instance.mesh else "session"
+
+    def first_use(self, handle: Handle) -> None:  # noqa: B027  # only a notebook has something to do
+        """A mesh is called for the first time from here: a notebook sends what its variables hold."""
+
+    def spawned(self, record: MeshRecord) -> None:  # noqa: B027  # only a controller keeps a list
+        """A mesh that was asked for here is live. On the I/O thread."""
+
+    @abstractmethod
+    def _answer(self, sender: int, at_once: bool, *chunks: Any) -> None:
+        """Send an answer of an actor of this process, see `Executor`. From any thread."""
+
+    # -- handles
+
+    def handle(self, record: MeshRecord, ready: Future[Any] | None = None) -> Handle:
+        """The one handle of a mesh in this process."""
+        with self._handles_lock:
+            found = self._handles.get(record.id)
+            if found is None:
+                found = self._handles[record.id] = Handle(self, record, ready)
+            return found
+
+    def reference(self, hosts: tuple[int, ...]) -> dict[str, Any]:
+        """What a pickled handle says of where it belongs: never the epoch, so that it outlives controllers."""
+        known = {host: self.incarnations[host] for host in hosts if host in self.incarnations}
+        return {"session": self.session, "sid": self.sid, "incarnations": known}
+
+    def check_reference(self, reference: dict[str, Any], name: str) -> None:
+        """Refuse a handle of another session or of an earlier incarnation of its hosts."""
+        if reference["sid"] != self.sid:
+            raise StaleHandle(
+                f"the handle of {name!r} belongs to session {reference['session']!r} as it was then; attached here is "
+                f"{self.session!r}. If it is still there: monarch_kernel.attach({reference['session']!r})",
+                mesh=name,
+            )
+        for host, incarnation in reference["incarnations"].items():
+            if self.incarnations.get(host, incarnation) != incarnation:
+                raise StaleHandle(
+                    f"the handle of {name!r} is stale: host {host} was started anew since, and what ran there is gone; "
+                    "spawn it again",
+                    mesh=name,
+                    host=host,
+                )
+
+    # -- spawning and stopping
+
+    def spawn(self, plan: SpawnPlan) -> Handle:
+        """Start a mesh and return its handle at once."""
+        return self.start(plan)
+
+    def start(self, plan: SpawnPlan) -> Handle:
+        """Start a new mesh, whatever there is."""
+        ready: Future[Any] = Future()
+        handle = self.handle(plan.record, ready)
+        handle.options = plan.options
+        if plan.record.hosts[0] == CONTROLLER:
+            self.executor.create(plan.record, 0, plan.payload, None)
+            ready._resolve(lambda: True)
+        else:
+            self.io.check_process()
+            self.io.post(self._start, plan, handle, ready)
+        return handle
+
+    def _start(self, plan: SpawnPlan, handle: Handle, ready: Future[Any]) -> None:
+        for wait in plan.waits:
+            if not wait.done():
+                wait._when_done(lambda: self.io.post(self._start, plan, handle, ready))
+                return
+        try:
+            for wait in plan.waits:
+                wait.get(0)
+        except MonarchError as error:
+            ready._fail(error)
+            return
+        import json
+
+        answer = self.request(
+            "Spawn",
+            lambda pb: pb.SpawnRequest(
+                record=json.dumps(plan.record.to_dict()).encode(), payload=plan.payload, stop=plan.replaces
+            ),
+        )
+
+        def answered() -> bool:
+            reply = answer.get(0)
+            record = MeshRecord.from_dict(json.loads(reply.record))
+            handle.record.name = record.name
+            handle.record.ranks = record.ranks
+            self.spawned(record)
+            return True
+
+        answer._when_done(lambda: ready._resolve(answered))
+        answer._when_done(lambda: self.io.post(self._spawned, handle, ready))
+
+    def _spawned(self, handle: Handle, ready: Future[Any]) -> None:
+        ready.exception()  # opens the answer, so that the name it brings is known
+
+    def stop(self, handle: Handle, reason: str) -> Future[None]:
+        """Stop a mesh."""
+        self.io.check_process()
+        if handle.hosts[0] == CONTROLLER:
+            self.executor.stop(handle.id, reason)
+            return resolved(None)
+        future: Future[None] = Future()
+
+        def go() -> None:
+            if handle.ready is not None and not handle.ready.done():
+                handle.ready._when_done(lambda: self.io.post(go))
+                return
+            answer = self.request("Stop", lambda pb: pb.StopRequest(mesh=handle.id, reason=reason))
+
+            def stopped() -> None:
+                answer.get(0)
+
+            answer._when_done(lambda: future._resolve(stopped))
+
+        # Behind what was sent before: a call leaves through the same queue.
+        self.io.post(go)
+        return future

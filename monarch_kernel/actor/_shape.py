@@ -1,0 +1,137 @@
+"""How ranks are laid out: extents, points, regions, and what every mesh can do with them.
+
+A mesh is an n-dimensional box of ranks in row-major order. A *region* is a rectangular part of such a box: labels, and
+an `NDSlice` (offset, sizes, strides) that says which ranks of the box it takes. Slicing a mesh makes a smaller region;
+its members are ranked anew from 0, while the region still knows their ranks in the box it came from.
+
+>>> box = Region.row_major(("hosts", "gpus"), (2, 4))
+>>> part = box.sliced(gpus=slice(1, 3))
+>>> part.extent, part.ranks()
+({hosts: 2, gpus: 2}, [1, 2, 5, 6])
+>>> part.point(2)
+{'hosts': 1/2, 'gpus': 0/2}
+
+Nothing here knows about processes or messages, and everything is immutable.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from monarch_kernel.actor._extent import Extent, Point, UnknownDimension
+from monarch_kernel.actor._ndslice import NDSlice, Slice
+from monarch_kernel.actor._notation import parse_ranks, parse_slice, split_target
+from monarch_kernel.actor._region import Region, Shape
+
+__all__ = [
+    "Extent",
+    "MeshTrait",
+    "NDSlice",
+    "Point",
+    "Region",
+    "Shape",
+    "Slice",
+    "UnknownDimension",
+    "parse_ranks",
+    "parse_slice",
+    "split_target",
+]
+
+_Mesh = TypeVar("_Mesh", bound="MeshTrait")
+
+
+class MeshTrait(ABC):
+    """What host, proc, actor and value meshes have in common: named dimensions, and ways to take a part.
+
+    A subclass says which region it covers and makes itself again over another one. Every operation is local and at
+    once: nothing is sent.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _region(self) -> Region:
+        """The ranks it covers. Called by every operation here."""
+
+    @abstractmethod
+    def _with_region(self: _Mesh, region: Region) -> _Mesh:
+        """The same mesh over `region`, whose ranks are a subset of those of `_region` (in other dimensions, maybe)."""
+
+    def slice(self: _Mesh, **dims: Any) -> _Mesh:
+        """Take a part of the mesh; its members are ranked anew from 0.
+
+        Parameters
+        ----------
+        **dims
+            An integer takes that index and drops the dimension; a Python slice keeps it.
+
+        Raises
+        ------
+        TypeError
+            For a dimension that is not there, or something that is neither an integer nor a slice.
+        IndexError
+            For an index that is negative or too large.
+        ValueError
+            For a slice that takes nothing, or runs backwards.
+        """
+        return self._with_region(self._region.sliced(dims))
+
+    def flatten(self: _Mesh, name: str) -> _Mesh:
+        """Make one dimension `name` of all.
+
+        Raises
+        ------
+        ValueError
+            If the ranks are not consecutive, as in a slice of an inner dimension.
+        """
+        return self._with_region(self._region.flattened(name))
+
+    def split(self: _Mesh, **dims: Any) -> _Mesh:
+        """Divide dimensions: ``mesh.split(gpus=("dp", "tp"), tp=2)``.
+
+        Parameters
+        ----------
+        **dims
+            For a dimension there is, the names of those to make of it, the slowest varying first; for a new name, its
+            size. One size a divided dimension may be left out.
+
+        Raises
+        ------
+        ValueError
+            If the sizes do not multiply to that of the dimension, more than one is missing, one belongs to nothing,
+            or a name would stand twice.
+        """
+        return self._with_region(self._region.split(dims))
+
+    def rename(self: _Mesh, **names: str) -> _Mesh:
+        """Give dimensions other names: ``mesh.rename(gpus="tp")``. ValueError for one that is not there or taken."""
+        return self._with_region(self._region.renamed(names))
+
+    def size(self, dim: str | Iterable[str] | None = None) -> int:
+        """How many ranks there are along `dim`, along several together, or (None) in all. KeyError for an unknown."""
+        region = self._region
+        if dim is None:
+            return len(region)
+        extent = region.extent
+        if isinstance(dim, str):
+            return extent[dim]
+        if not isinstance(dim, Iterable):
+            raise TypeError(f"size takes the name of a dimension, several names, or nothing, not {dim!r}")
+        return math.prod(extent[label] for label in dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of each dimension, by name."""
+        return dict(self._region.extent)
+
+    @property
+    def extent(self) -> Extent:
+        """Names and sizes of the dimensions."""
+        return self._region.extent
+
+    def __len__(self) -> int:
+        return len(self._region)
