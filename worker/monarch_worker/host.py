@@ -1,0 +1,134 @@
+"""What one daemon knows, and what of it outlives the daemon: registry, epoch and lease are blobs in the keeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from typing import Any
+
+from monarch_kernel.protocol.keeper import KeeperClient
+from monarch_kernel.protocol.links import new_id
+from monarch_kernel.state.epoch import EpochGate
+from monarch_kernel.state.lease import Lease
+from monarch_kernel.state.ledger import Ledger
+from monarch_kernel.state.registry import Registry
+from monarch_kernel.state.spawn import Participant
+
+FAULTS_KEPT = 200
+
+
+class Host:
+    """The state of one host's daemon.
+
+    Attributes
+    ----------
+    index
+        This host's index in the session; 0 is the head.
+    daemon
+        A number made at each start of the daemon: by it others notice a restart.
+    faults
+        What happened while nobody was attached, bounded; `faults_dropped` counts the rest.
+    """
+
+    def __init__(self, keeper: KeeperClient, config: dict[str, Any]) -> None:
+        self.keeper = keeper
+        self.config = config
+        self.session: str = config["name"]
+        self.sid: str = config["sid"]
+        self.secret: str = config["secret"]
+        self.index: int = config["host"]
+        self.addresses: list[str] = config["hosts"]
+        self.rundir: str = config["rundir"]
+        self.logs: str = config["logs"]
+        self.daemon = new_id()
+        hello = keeper.hello()
+        self.incarnation: int = hello["incarnation"]
+        self.keeper_pid: int = hello["pid"]
+        self.events_seen: int = hello["n"]
+        others = [h for h in range(len(self.addresses)) if h != self.index] if self.index == 0 else []
+        self.gate = EpochGate.restore(keeper.get("epoch"), others)
+        self.registry = Registry.from_blob(keeper.get("registry"), self.index)
+        self.participant = Participant(self.registry)
+        self.ledger = Ledger()
+        self.private: bool = bool(config.get("private"))
+        self.lease = Lease(config["lease"], config["max_detached"], time.monotonic())
+        self._saved_lease = keeper.get("lease") or b""
+        if self._saved_lease:
+            self.lease.resume(json.loads(self._saved_lease), time.monotonic())
+        self.faults: deque[dict[str, Any]] = deque(maxlen=FAULTS_KEPT)
+        self.faults_dropped = 0
+        self._saved = self.registry.revision
+        self._saved_epoch = self.gate.persist()
+
+    @property
+    def head(self) -> bool:
+        """Whether this is the head."""
+        return self.index == 0
+
+    def save(self) -> None:
+        """Put what changed into the keeper. Before anything is answered that depends on it."""
+        if self.registry.revision != self._saved:
+            self.keeper.put("registry", self.registry.to_blob())
+            self._saved = self.registry.revision
+        if (epoch := self.gate.persist()) != self._saved_epoch:
+            self.keeper.put("epoch", epoch)
+            self._saved_epoch = epoch
+
+    def save_lease(self) -> None:
+        """Put the lease into the keeper when it changed: a restart of the daemon must not renew it."""
+        lease = json.dumps(self.lease.to_dict()).encode()
+        if lease != self._saved_lease:
+            self.keeper.put("lease", lease)
+            self._saved_lease = lease
+
+    def fault(self, what: dict[str, Any]) -> None:
+        """Keep something to tell at the next attach."""
+        if len(self.faults) == FAULTS_KEPT:
+            self.faults_dropped += 1
+        self.faults.append(what)
+
+
+def start_time(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot: with its pid it names the process for good. None: it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def signal_name(code: int) -> str:
+    """How a process ended, in words: ``was killed by SIGKILL`` or ``exited with code 7``."""
+    import signal
+
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def tail(path: str | None, lines: int = 12, size: int = 16384) -> str:
+    """The last lines of a log; of a crash in C, what was running then."""
+    if not path:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - size))
+            found = file.read().decode(errors="replace").splitlines()
+            return "\n".join(_crash(found, lines) or found[-lines:])
+    except OSError:
+        return ""
+
+
+def _crash(found: list[str], lines: int) -> list[str]:
+    """The head of faulthandler's report and the thread that crashed, of which the newest frames come first."""
+    fatal = max((i for i, line in enumerate(found) if line.startswith("Fatal Python error")), default=None)
+    if fatal is None:
+        return []
+    current = next((i for i in range(fatal, len(found)) if found[i].startswith("Current thread")), fatal + 1)
+    return [found[fatal], *found[current : current + lines - 1]]
