@@ -1,0 +1,83 @@
+"""What happened to the session while nobody asked: shown once, under the next cell that begins or ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.kernel.cells import CellExecution, CellWatch
+from monarch_kernel.session import Session, listen
+
+_SHOWN = 5
+
+
+class Notices:
+    """Collects events of the session and prints the ones that a person must see; the kernel lives on."""
+
+    def __init__(self, cells: CellWatch) -> None:
+        self._cells = cells
+        self._waiting: list[tuple[tuple[Any, ...], str]] = []
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+
+    def install(self) -> None:
+        """Begin."""
+        self._cells.add(self)
+        self._stop_listening = listen(self._attached)
+
+    def remove(self) -> None:
+        """End."""
+        self._stop_listening()
+        self._cells.discard(self)
+        if self._session is not None and self._event in self._session.listeners:
+            self._session.listeners.remove(self._event)
+
+    def _attached(self, session: Session) -> None:
+        self._session = session
+        session.listeners.append(self._event)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        """On the I/O thread."""
+        fault = (event.get("record") or {}).get("fault")
+        if fault is not None and event.get("kind") != "procs":
+            key: tuple[Any, ...] = (event.get("name"), event.get("rank"))
+            text = str(fault.get("text", ""))
+        elif "over" in event:
+            key, text = ("over",), event["over"]
+        elif "host_lost" in event:
+            key, text = ("host", event["host_lost"]), event["text"]
+        elif "host_back" in event:
+            key, text = ("host", event["host_back"]), f"host {event['host_back']} is heard again"
+        else:
+            return
+        when = time.strftime("%H:%M:%S", time.localtime(event.get("at", time.time())))
+        with self._lock:
+            self._waiting.append((key, f"[{when}] {text}"))
+
+    def on_begin(self, execution: CellExecution) -> None:
+        """Show what happened since the last cell."""
+        self._show(())
+
+    def on_end(self, execution: CellExecution, ok: bool) -> None:
+        """Show what happened during the cell, but not what its own error has said already."""
+        said: tuple[Any, ...] = ()
+        if not ok:
+            error = getattr(sys, "last_value", None)
+            rank = getattr(error, "rank", None)
+            said = (getattr(error, "mesh", None), rank) if rank is not None else ()
+        self._show(said)
+
+    def _show(self, said: tuple[Any, ...]) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        texts = list(dict.fromkeys(text for key, text in waiting if key != said))  # a process, not each actor in it
+        sys.stdout.flush()  # what the cell printed comes first
+        for text in texts[:_SHOWN]:
+            print(f"monarch: {text}", file=sys.stderr)
+        if len(texts) > _SHOWN:
+            print(f"monarch: and {len(texts) - _SHOWN} more; see %monarch status", file=sys.stderr)
+        sys.stderr.flush()
