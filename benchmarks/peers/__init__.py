@@ -1,0 +1,1 @@
+"""One module a peer: its name, its packages, and the same actor written against its API."""
