@@ -433,11 +433,6 @@ class Caller:
             self._fail(call, error)
         self._held.clear()
 
-    def mend(self) -> None:
-        """Calls may be made again."""
-        with self._lock:
-            self._broken = None
-
     def _fail(self, call: Call, error: MonarchError) -> None:
         for position in range(len(call.region)):
             if not call.got[position]:

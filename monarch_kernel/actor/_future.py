@@ -221,12 +221,3 @@ def from_concurrent(source: concurrent.futures.Future[Any]) -> Future[Any]:
     future: Future[Any] = Future()
     source.add_done_callback(lambda done: future._resolve(done.result))
     return future
-
-
-def wait_all(futures: list[Future[Any]], timeout: float | None = None) -> list[Future[Any]]:
-    """Wait until all are done or the time is over; returns those that are not."""
-    until = None if timeout is None else time.monotonic() + timeout
-    for future in futures:
-        if not future.done() and not future._block(until):
-            break
-    return [future for future in futures if not future.done()]

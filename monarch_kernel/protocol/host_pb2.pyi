@@ -65,16 +65,14 @@ class HandshakeReply(_message.Message):
     def __init__(self, wire: _Optional[int] = ..., python: _Optional[str] = ..., package: _Optional[str] = ..., session: _Optional[str] = ..., sid: _Optional[str] = ..., host: _Optional[int] = ..., incarnation: _Optional[int] = ..., daemon: _Optional[int] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("client", "takeover", "epoch", "shared")
+    __slots__ = ("client", "takeover", "epoch")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     TAKEOVER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SHARED_FIELD_NUMBER: _ClassVar[int]
     client: Client
     takeover: bool
     epoch: Epoch
-    shared: bool
-    def __init__(self, client: _Optional[_Union[Client, _Mapping]] = ..., takeover: _Optional[bool] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ..., shared: _Optional[bool] = ...) -> None: ...
+    def __init__(self, client: _Optional[_Union[Client, _Mapping]] = ..., takeover: _Optional[bool] = ..., epoch: _Optional[_Union[Epoch, _Mapping]] = ...) -> None: ...
 
 class AttachReply(_message.Message):
     __slots__ = ("epoch", "registry", "calls", "faults", "faults_dropped", "lease", "before", "before_gone")
@@ -275,16 +273,6 @@ class ReviseReply(_message.Message):
     LEASE_FIELD_NUMBER: _ClassVar[int]
     lease: str
     def __init__(self, lease: _Optional[str] = ...) -> None: ...
-
-class ForgetRequest(_message.Message):
-    __slots__ = ("calls",)
-    CALLS_FIELD_NUMBER: _ClassVar[int]
-    calls: _containers.RepeatedCompositeFieldContainer[CallInfo]
-    def __init__(self, calls: _Optional[_Iterable[_Union[CallInfo, _Mapping]]] = ...) -> None: ...
-
-class ForgetReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("reason",)

@@ -89,11 +89,6 @@ class HostStub:
                 request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ReviseRequest.SerializeToString,
                 response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.ReviseReply.FromString,
                 _registered_method=True)
-        self.Forget = channel.unary_unary(
-                '/monarch_kernel.v1.Host/Forget',
-                request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ForgetRequest.SerializeToString,
-                response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.ForgetReply.FromString,
-                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/monarch_kernel.v1.Host/Release',
                 request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ReleaseRequest.SerializeToString,
@@ -175,12 +170,6 @@ class HostServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Forget(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Release(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -250,11 +239,6 @@ def add_HostServicer_to_server(servicer, server):
                     servicer.Revise,
                     request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.ReviseRequest.FromString,
                     response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ReviseReply.SerializeToString,
-            ),
-            'Forget': grpc.unary_unary_rpc_method_handler(
-                    servicer.Forget,
-                    request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.ForgetRequest.FromString,
-                    response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ForgetReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -564,33 +548,6 @@ class Host:
             '/monarch_kernel.v1.Host/Revise',
             monarch__kernel_dot_protocol_dot_host__pb2.ReviseRequest.SerializeToString,
             monarch__kernel_dot_protocol_dot_host__pb2.ReviseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Forget(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/monarch_kernel.v1.Host/Forget',
-            monarch__kernel_dot_protocol_dot_host__pb2.ForgetRequest.SerializeToString,
-            monarch__kernel_dot_protocol_dot_host__pb2.ForgetReply.FromString,
             options,
             channel_credentials,
             insecure,

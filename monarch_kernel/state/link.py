@@ -67,11 +67,6 @@ class Link:
         self._pending_bytes += len(unit)
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes that are queued or not yet acknowledged."""
-        return self._pending_bytes + self._unacked_bytes
-
-    @property
     def sent(self) -> int:
         """Number of the last unit queued."""
         return self._next - 1 + len(self._pending)
@@ -89,10 +84,6 @@ class Link:
     def ack_due(self) -> bool:
         """Whether so much came in unacknowledged that an empty frame should go out."""
         return self.got - self._acked_to_peer >= ACK_EVERY_UNITS or self._unsaid_bytes >= ACK_EVERY_BYTES
-
-    def has_news(self) -> bool:
-        """Whether `frame` would carry units or an acknowledgement that the peer has not been told."""
-        return bool(self._ahead or (self._pending and self._open())) or self.got != self._acked_to_peer
 
     def can_write(self) -> bool:
         """Whether there are units that may be written now."""

@@ -6,12 +6,12 @@ import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 from mesh_actors import Runner
 
 from monarch_kernel.actor import ActorError
 
-np = pytest.importorskip("numpy")
 WAIT = 50
 MIB = 1 << 20
 
@@ -98,7 +98,8 @@ def test_one_array_named_twice_is_one_array_there(runner):
 
 
 def test_tensors_keep_their_sharing(runner):
-    torch = pytest.importorskip("torch")
+    import torch
+
     whole = torch.zeros(100_000)
 
     def shares(pair: Any) -> bool:

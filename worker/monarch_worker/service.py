@@ -103,27 +103,25 @@ class HostService(host_pb2_grpc.HostServicer):
 
     async def _attach(self, request: pb.AttachRequest) -> pb.AttachReply:
         host, gate = self.host, self.host.gate
-        if not request.shared:
-            before = gate.holder
-            label = describe(request.client)
-            if request.HasField("epoch"):
-                epoch = Epoch(request.epoch.term, request.epoch.count)
-                gate.adopt(epoch, Holder(str(request.client.client), epoch, time.time(), label))
-                if gate.holder is None or gate.holder.client != str(request.client.client):
-                    raise self.daemon.peers.taken_over()
-            else:
-                self._head()
-                await self._hear_others()
-                await self._grant(request, label)
-            host.save()
-            if before is not None and before.client != str(request.client.client):
-                self.before = before
-            self.daemon.peers.fence()
+        before = gate.holder
+        label = describe(request.client)
+        if request.HasField("epoch"):
+            epoch = Epoch(request.epoch.term, request.epoch.count)
+            gate.adopt(epoch, Holder(str(request.client.client), epoch, time.time(), label))
+            if gate.holder is None or gate.holder.client != str(request.client.client):
+                raise self.daemon.peers.taken_over()
+        else:
+            self._head()
+            await self._hear_others()
+            await self._grant(request, label)
+        host.save()
+        if before is not None and before.client != str(request.client.client):
+            self.before = before
+        self.daemon.peers.fence()
         faults = [json.dumps(fault).encode() for fault in host.faults]
         dropped = host.faults_dropped
-        if not request.shared:
-            host.faults.clear()
-            host.faults_dropped = 0
+        host.faults.clear()
+        host.faults_dropped = 0
         reply = pb.AttachReply(
             epoch=pb.Epoch(term=gate.epoch.term, count=gate.epoch.count),
             registry=host.registry.to_blob(),
@@ -353,17 +351,6 @@ class HostService(host_pb2_grpc.HostServicer):
 
         return await self._run(context, work())  # type: ignore[no-any-return]
 
-    async def Forget(self, request: pb.ForgetRequest, context: Any) -> pb.ForgetReply:  # noqa: N802
-        """Drop what is kept of calls of controllers that are gone."""
-
-        async def work() -> pb.ForgetReply:
-            self._client(context)
-            for call in request.calls:
-                self.daemon.router.take(Shell(), [records.release(call.sender, call.mesh, [call.number])])
-            return pb.ForgetReply()
-
-        return await self._run(context, work())  # type: ignore[no-any-return]
-
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         """End this host: everything of ours on it."""
         self._client(context)
@@ -407,16 +394,6 @@ class HostService(host_pb2_grpc.HostServicer):
         finally:
             if link.down(pipe) or caller.link is not link:
                 self.daemon.peers.cut(caller) if caller.link is link else None
-
-
-class Shell:
-    """Stands for whoever asks by an RPC where an origin of records is wanted."""
-
-    kind = "shell"
-    id = -1
-
-    def send(self, *chunks: Record) -> None:
-        """Nobody listens."""
 
 
 def reply_json(reply: Reply) -> bytes:
