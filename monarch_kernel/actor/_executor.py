@@ -263,6 +263,15 @@ class _Running:
         (cls, *args), kwargs = pickling.loads(*pickling.decode(payload))
         return cls, tuple(args), kwargs
 
+    def _construct(self) -> None:
+        try:
+            cls, args, kwargs = self._load()
+            self._object = cls(*args, **kwargs)
+        except BaseException as error:
+            self._constructed(error)
+        else:
+            self._constructed(None)
+
     def _constructed(self, failure: BaseException | None) -> None:
         what: dict[str, Any] = {"mesh": self.record.id, "rank": self.rank, "state": "ok"}
         if failure is not None:
@@ -392,14 +401,7 @@ class _SyncActor(_Running):
     def _run(self) -> None:
         run_actor(self.record.id)
         _current.set(self._here)
-        try:
-            cls, args, kwargs = self._load()
-            self._object = cls(*args, **kwargs)
-            del args, kwargs
-        except BaseException as error:
-            self._constructed(error)
-        else:
-            self._constructed(None)
+        self._construct()
         get = self._inbox.get
         while not isinstance(item := get(), str):
             entered = self._enter(item)
@@ -462,14 +464,7 @@ class _AsyncActor(_Running):
     async def _main(self) -> None:
         run_actor(self.record.id, asyncio.current_task())
         _current.set(self._here)
-        try:
-            cls, args, kwargs = self._load()
-            self._object = cls(*args, **kwargs)
-            del args, kwargs
-        except BaseException as error:
-            self._constructed(error)
-        else:
-            self._constructed(None)
+        self._construct()
         while True:
             await self._some.wait()
             self._some.clear()
