@@ -13,7 +13,7 @@ from ..errors import MonarchError, StaleHandle
 from ..protocol.links import new_id
 from ..protocol.loop import IOThread
 from ..protocol.records import CONTROLLER
-from ..state.records import MeshRecord
+from ..state.records import MeshRecord, Owner
 from ._calls import Caller
 from ._context import context
 from ._executor import Executor
@@ -98,7 +98,9 @@ class Runtime(ABC):
     def owner(self) -> str:
         """With whom a mesh that is spawned now ends."""
         instance = context().actor_instance
-        return f"actor:{instance.mesh}" if instance.mesh else "session"
+        if not instance.mesh:
+            return "session"
+        return str(Owner(instance.mesh, instance.rank.rank, self.executor.host))
 
     def first_use(self, handle: Handle) -> None:  # noqa: B027  # only a notebook has something to do
         """A mesh is called for the first time from here: a notebook sends what its variables hold."""

@@ -284,6 +284,48 @@ class ReleaseReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LogRequest(_message.Message):
+    __slots__ = ("mesh", "stream", "level", "here")
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    mesh: int
+    stream: bool
+    level: int
+    here: bool
+    def __init__(self, mesh: _Optional[int] = ..., stream: _Optional[bool] = ..., level: _Optional[int] = ..., here: _Optional[bool] = ...) -> None: ...
+
+class LogReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DebugRequest(_message.Message):
+    __slots__ = ("mesh", "rank", "line", "wait", "here")
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    HERE_FIELD_NUMBER: _ClassVar[int]
+    mesh: int
+    rank: int
+    line: str
+    wait: float
+    here: bool
+    def __init__(self, mesh: _Optional[int] = ..., rank: _Optional[int] = ..., line: _Optional[str] = ..., wait: _Optional[float] = ..., here: _Optional[bool] = ...) -> None: ...
+
+class DebugReply(_message.Message):
+    __slots__ = ("sessions", "output", "prompt", "ended")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    sessions: bytes
+    output: str
+    prompt: bool
+    ended: bool
+    def __init__(self, sessions: _Optional[bytes] = ..., output: _Optional[str] = ..., prompt: _Optional[bool] = ..., ended: _Optional[bool] = ...) -> None: ...
+
 class Frame(_message.Message):
     __slots__ = ("data",)
     DATA_FIELD_NUMBER: _ClassVar[int]

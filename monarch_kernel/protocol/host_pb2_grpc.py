@@ -94,6 +94,16 @@ class HostStub:
                 request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Log = channel.unary_unary(
+                '/monarch_kernel.v1.Host/Log',
+                request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.LogRequest.SerializeToString,
+                response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.LogReply.FromString,
+                _registered_method=True)
+        self.Debug = channel.unary_unary(
+                '/monarch_kernel.v1.Host/Debug',
+                request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.DebugRequest.SerializeToString,
+                response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.DebugReply.FromString,
+                _registered_method=True)
         self.Messages = channel.stream_stream(
                 '/monarch_kernel.v1.Host/Messages',
                 request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.Frame.SerializeToString,
@@ -176,6 +186,18 @@ class HostServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Log(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Debug(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Messages(self, request_iterator, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -244,6 +266,16 @@ def add_HostServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.ReleaseRequest.FromString,
                     response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Log': grpc.unary_unary_rpc_method_handler(
+                    servicer.Log,
+                    request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.LogRequest.FromString,
+                    response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.LogReply.SerializeToString,
+            ),
+            'Debug': grpc.unary_unary_rpc_method_handler(
+                    servicer.Debug,
+                    request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.DebugRequest.FromString,
+                    response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.DebugReply.SerializeToString,
             ),
             'Messages': grpc.stream_stream_rpc_method_handler(
                     servicer.Messages,
@@ -575,6 +607,60 @@ class Host:
             '/monarch_kernel.v1.Host/Release',
             monarch__kernel_dot_protocol_dot_host__pb2.ReleaseRequest.SerializeToString,
             monarch__kernel_dot_protocol_dot_host__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Log(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_kernel.v1.Host/Log',
+            monarch__kernel_dot_protocol_dot_host__pb2.LogRequest.SerializeToString,
+            monarch__kernel_dot_protocol_dot_host__pb2.LogReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Debug(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_kernel.v1.Host/Debug',
+            monarch__kernel_dot_protocol_dot_host__pb2.DebugRequest.SerializeToString,
+            monarch__kernel_dot_protocol_dot_host__pb2.DebugReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,9 @@ class Kind(IntEnum):
     CREATED = 9
     STOP = 10
     PULSE = 11
+    SUPERVISE = 12  # a fault of a mesh, on its way to the actor that owns the mesh
+    LOG = 13  # lines that ranks have printed; to a proc: what it is to log
+    DEBUG = 14  # a line for the debugger of a rank, and what it printed
 
 
 class Status(IntEnum):
@@ -207,7 +210,7 @@ def parse_response(record: Record) -> tuple[int, bool, Record]:
 
 
 def notice(kind: Kind, what: dict[str, Any], payload: Record = b"") -> list[Record]:
-    """An EVENT, CREATE, CREATED, STOP or PULSE record: JSON and perhaps a payload, as chunks."""
+    """An EVENT, CREATE, CREATED, STOP, PULSE, SUPERVISE, LOG or DEBUG record: JSON and perhaps a payload, as chunks."""
     text = json.dumps(what).encode()
     return [_CREATE.pack(kind, len(text)) + text, payload] if len(payload) else [_CREATE.pack(kind, len(text)) + text]
 

@@ -10,9 +10,9 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-__all__ = ["Endpoint", "Kind", "MeshRecord", "RankRecord", "RankState"]
+__all__ = ["Endpoint", "Kind", "MeshRecord", "Owner", "RankRecord", "RankState"]
 
 Kind = Literal["procs", "actors"]
 RankState = Literal["starting", "ok", "failed", "dead", "stopped", "lost"]
@@ -22,6 +22,34 @@ def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
     """Keep only what this version knows: a record written by a newer one must still load."""
     names = {f.name for f in dataclasses.fields(cls)}
     return {key: value for key, value in data.items() if key in names}
+
+
+class Owner(NamedTuple):
+    """The actor that spawned a mesh: the mesh ends with it, and its faults go to it.
+
+    >>> str(Owner(mesh=7, rank=2, host=0))
+    'actor:7.2@0'
+    >>> Owner.parse("actor:7.2@0")
+    Owner(mesh=7, rank=2, host=0)
+    >>> Owner.parse("session") is None
+    True
+    """
+
+    mesh: int
+    rank: int
+    host: int
+
+    def __str__(self) -> str:
+        return f"actor:{self.mesh}.{self.rank}@{self.host}"
+
+    @classmethod
+    def parse(cls, text: str) -> Owner | None:
+        """The actor that a record's `owner` names; None where that is no actor."""
+        if not text.startswith("actor:"):
+            return None
+        actor, _, host = text.removeprefix("actor:").partition("@")
+        mesh, _, rank = actor.partition(".")
+        return cls(int(mesh), int(rank or 0), int(host or 0))
 
 
 @dataclass(slots=True)
@@ -40,6 +68,8 @@ class Endpoint:
         Its docstring.
     explicit_response_port
         Whether it answers through a port that it gets as its first argument.
+    concurrent
+        Whether it runs as a task beside the actor's other messages.
     """
 
     name: str
@@ -47,6 +77,7 @@ class Endpoint:
     signature: str = "()"
     doc: str = ""
     explicit_response_port: bool = False
+    concurrent: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -118,7 +149,8 @@ class MeshRecord:
     generation
         1 when spawned; one more with each replacement in place.
     owner
-        ``"session"``, ``"client:<id>"`` or ``"actor:<mesh id>"``: with whom it ends.
+        ``"session"``, ``"client"``, or an actor (:class:`Owner`, as text): with whom it ends, and who is told of its
+        faults.
     key
         The re-run key of the spawn, as plain data, or None when it was not a notebook's.
     orphaned

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .changes import Already, Decision, EndRanks, Live, RankChanged, Refused, StartRanks, Stopped, Swapped
-from .records import Endpoint, Kind, MeshRecord, RankRecord, RankState
+from .records import Endpoint, Kind, MeshRecord, Owner, RankRecord, RankState
 
 __all__ = [
     "Already",
@@ -528,7 +528,8 @@ class Registry:
 
 def _below(record: MeshRecord, mesh: int) -> bool:
     """Whether a mesh ends with another: it runs in its processes, or its actors own it."""
-    return record.procs == mesh or record.owner == f"actor:{mesh}"
+    owner = Owner.parse(record.owner)
+    return record.procs == mesh or (owner is not None and owner.mesh == mesh)
 
 
 def _age(record: MeshRecord) -> tuple[float, int]:

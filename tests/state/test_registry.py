@@ -122,7 +122,7 @@ def test_an_aborted_replacement_leaves_the_old_and_its_generation_is_not_used_ag
 
 
 def test_actors_stop_before_the_procs_they_run_in_and_prepared_ones_are_aborted() -> None:
-    registry = live(procs(1), actors(2, on=1), actors(3, on=1, owner="actor:2"))
+    registry = live(procs(1), actors(2, on=1), actors(3, on=1, owner="actor:2.0@0"))
     registry.prepare(actors(4, on=1), 0.0)
     decisions = registry.stop(1, "done with it")
     assert [d.mesh for d in decisions if isinstance(d, EndRanks)] == [4, 3, 2, 1]
@@ -132,7 +132,7 @@ def test_actors_stop_before_the_procs_they_run_in_and_prepared_ones_are_aborted(
 
 
 def test_meshes_that_own_each_other_can_be_stopped() -> None:
-    registry = live(procs(1), actors(2, on=1, owner="actor:3"), actors(3, on=1, owner="actor:2"))
+    registry = live(procs(1), actors(2, on=1, owner="actor:3.0@0"), actors(3, on=1, owner="actor:2.0@0"))
     registry.stop(2)
     assert [record.id for record in registry.live()] == [1]
 
