@@ -58,6 +58,7 @@ RELAYED = 1  # handed on by the root: deliver here, hand on no further
 QUIET = 2  # no answer wanted
 ASK = 4  # no body: tell the outcome of a call that you had before
 UNKNOWN_IS_LOST = 8  # with ASK: one who never had the call says so
+PORT = 32  # the endpoint gets a port as its first argument, and answers through it
 SPREAD = 16  # with RELAYED: by a host that is not the root, which is lost, and so is the caller; nobody waits there
 
 
