@@ -17,7 +17,7 @@ Without a session `this_host` starts one of its own; see `monarch_kernel.up` for
 
 from ..errors import ActorError, SupervisionError
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
-from ._endpoint import Actor, Endpoint, endpoint
+from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint
 from ._future import Future
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
 from ._shape import Extent, NDSlice, Point, Region, Shape
@@ -40,6 +40,8 @@ __all__ = [
     "Shape",
     "SupervisionError",
     "ValueMesh",
+    "as_endpoint",
+    "concurrent_endpoint",
     "context",
     "current_actor_name",
     "current_rank",

@@ -7,7 +7,8 @@ import functools
 import inspect
 import logging
 import random
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from ..protocol import pickling, records
@@ -54,10 +55,13 @@ class Actor:
 class EndpointMethod(Generic[P, R]):
     """A method marked as an endpoint. On the class it is this marker; on an actor itself, the plain method."""
 
-    def __init__(self, method: Callable[..., Any], *, explicit_response_port: bool, instrument: bool) -> None:
+    def __init__(
+        self, method: Callable[..., Any], *, explicit_response_port: bool, instrument: bool, concurrent: bool = False
+    ) -> None:
         self._method = method
         self.explicit_response_port = explicit_response_port
         self.instrument = instrument
+        self.concurrent = concurrent
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # a callable for inspect, not for callers
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -90,20 +94,20 @@ def endpoint(
 ) -> Any:
     """Mark a method, ``def`` or ``async def``, as one that others may call.
 
-    The classes of one actor's endpoints must not mix: either all are ``def`` or all are ``async def``.
+    The endpoints of one actor must not mix: either all are ``def`` or all are ``async def``.
 
     Parameters
     ----------
     propagate
         Accepted for Monarch's sake (shape propagation of its tensor engine); without meaning here.
     explicit_response_port
-        The method gets a port as its first argument and answers through it. Not offered yet.
+        The method gets a `Port` as its first argument and answers through it, once, at any time: also after it has
+        returned, or from another actor that it sends the port to. What it returns is ignored, and an exception that
+        escapes it stops the actor.
     instrument
         Accepted for Monarch's sake.
     """
     del propagate
-    if explicit_response_port:
-        raise TypeError("explicit_response_port is not supported by this version")
 
     def mark(function: Callable[..., Any]) -> EndpointMethod[..., Any]:
         if isinstance(function, EndpointMethod | staticmethod) or not callable(function):
@@ -111,6 +115,137 @@ def endpoint(
         return EndpointMethod(function, explicit_response_port=explicit_response_port, instrument=instrument)
 
     return mark if method is None else mark(method)
+
+
+@overload
+def concurrent_endpoint(method: Callable[..., Coroutine[Any, Any, R]], /) -> EndpointMethod[..., R]: ...
+@overload
+def concurrent_endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., Coroutine[Any, Any, R]]], EndpointMethod[..., R]]: ...
+def concurrent_endpoint(
+    method: Callable[..., Any] | None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Mark an ``async def`` method whose messages run beside the actor's others, each as a task of its loop.
+
+    They start in the order in which they came; the actor goes on to its next message without waiting for them. What
+    is still running when the actor stops is cancelled before its ``__cleanup__``.
+
+    Parameters
+    ----------
+    propagate, explicit_response_port, instrument
+        See `endpoint`.
+
+    Raises
+    ------
+    TypeError
+        The method is no ``async def``.
+    ValueError
+        It is an endpoint already.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> class Gate(Actor):
+    ...     def __init__(self) -> None:
+    ...         self.opened = asyncio.Event()
+    ...     @concurrent_endpoint
+    ...     async def wait(self) -> None:
+    ...         await self.opened.wait()
+    ...     @endpoint
+    ...     async def open(self) -> None:
+    ...         self.opened.set()
+    """
+    del propagate
+
+    def mark(function: Callable[..., Any]) -> EndpointMethod[..., Any]:
+        if isinstance(function, EndpointMethod):
+            raise ValueError(f"@concurrent_endpoint does not wrap @endpoint: {function.__qualname__} takes one of them")
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"@concurrent_endpoint marks an async def method; got {function!r}")
+        return EndpointMethod(
+            function, explicit_response_port=explicit_response_port, instrument=instrument, concurrent=True
+        )
+
+    return mark if method is None else mark(method)
+
+
+class PlainMethod:
+    """A method of a mesh's class that is no endpoint: all that can be done with it is `as_endpoint`."""
+
+    def __init__(self, mesh: ActorMesh[Any], name: str, method: Callable[..., Any]) -> None:
+        self._mesh = mesh
+        self._name = name
+        self._method = method
+
+    def _text(self) -> str:
+        return (
+            f"{self._mesh._handle.record.qualname}.{self._name} is no endpoint: mark the method with @endpoint to call "
+            f"it from outside, or wrap it: as_endpoint({self._mesh.name}.{self._name}).call(...)"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(self._text())
+
+    def __getattr__(self, name: str) -> Any:
+        # What somebody tries who takes it for an endpoint: an AttributeError is what an attribute that is not there
+        # raises, and its text says what to do.
+        raise AttributeError(self._text() if not name.startswith("__") else name)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(self._text())
+
+    def __repr__(self) -> str:
+        return f"<method {self._mesh.name}.{self._name}, no endpoint>"
+
+
+def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+    """Call a method that is not marked as an endpoint as if it were: ``as_endpoint(mesh.method).call(...)``.
+
+    It needs the actor's class: on a mesh that was spawned here, or whose class is in an imported module.
+
+    Parameters
+    ----------
+    not_an_endpoint
+        A method of a mesh of actors.
+    propagate, explicit_response_port
+        See `endpoint`.
+
+    Returns
+    -------
+    Endpoint
+
+    Raises
+    ------
+    ValueError
+        It is no such method.
+    """
+    del propagate
+    if not isinstance(not_an_endpoint, PlainMethod):
+        raise ValueError(f"as_endpoint takes a method of a mesh of actors that is no endpoint; got {not_an_endpoint!r}")
+    method = not_an_endpoint._method
+    record = _endpoint_record(not_an_endpoint._name, method, explicit_response_port=explicit_response_port)
+    return Endpoint(not_an_endpoint._mesh, record)
+
+
+def plain_method(mesh: ActorMesh[Any], name: str) -> PlainMethod | None:
+    """The method of this name of the mesh's class, where the class is known here and has one."""
+    handle = mesh._handle
+    cls = handle.cls if handle.cls is not None else _imported(handle.record.module, handle.record.qualname)
+    method = inspect.getattr_static(cls, name, None) if cls is not None else None
+    return PlainMethod(mesh, name, method) if inspect.isfunction(method) else None
+
+
+def _imported(module: str, qualname: str) -> type | None:
+    """A class of a module that is imported already; a handle that came from elsewhere brings no class along."""
+    found: Any = sys.modules.get(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Actor) else None
 
 
 RESERVED = frozenset(
@@ -135,13 +270,11 @@ def endpoints_of(cls: type) -> list[EndpointRecord]:
     for name in dir(cls):
         member = inspect.getattr_static(cls, name)
         if isinstance(member, EndpointMethod):
-            method = member._method
-            found[name] = EndpointRecord(
-                name=name,
-                kind="async" if inspect.iscoroutinefunction(method) else "sync",
-                signature=_signature(method),
-                doc=inspect.getdoc(method) or "",
+            found[name] = _endpoint_record(
+                name,
+                member._method,
                 explicit_response_port=member.explicit_response_port,
+                concurrent=member.concurrent,
             )
     kinds = {kind: [e.name for e in found.values() if e.kind == kind] for kind in ("sync", "async")}
     if kinds["sync"] and kinds["async"]:
@@ -154,9 +287,30 @@ def endpoints_of(cls: type) -> list[EndpointRecord]:
     return list(found.values())
 
 
-def _signature(method: Callable[..., Any]) -> str:
-    """Parameters without self, annotations and large defaults: for people, and for `Binder`."""
-    parameters = list(inspect.signature(method).parameters.values())[1:]
+def _endpoint_record(
+    name: str, method: Callable[..., Any], *, explicit_response_port: bool, concurrent: bool = False
+) -> EndpointRecord:
+    return EndpointRecord(
+        name=name,
+        kind="async" if inspect.iscoroutinefunction(method) else "sync",
+        signature=_signature(method, 2 if explicit_response_port else 1),
+        doc=inspect.getdoc(method) or "",
+        explicit_response_port=explicit_response_port,
+        concurrent=concurrent,
+    )
+
+
+def _signature(method: Callable[..., Any], given: int) -> str:
+    """Parameters without the first ones, which the actor is `given`, annotations and large defaults.
+
+    For people, and for `Binder`.
+    """
+    parameters = list(inspect.signature(method).parameters.values())
+    if len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) >= given:
+        parameters = parameters[given:]
+    elif not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        names = ("self", "the response port")[:given]
+        raise TypeError(f"{method.__qualname__} takes no {' and '.join(names)}: an endpoint is given them first")
     shown = []
     for parameter in parameters:
         default = parameter.default
@@ -281,7 +435,7 @@ class Endpoint(Generic[P, R]):
         call = kind(handle, region, record.name, self._hosts)
         ends = self._heads.get(kind.quiet)
         if ends is None:
-            flags = records.QUIET if kind.quiet else 0
+            flags = (records.QUIET if kind.quiet else 0) | (records.PORT if record.explicit_response_port else 0)
             ends = self._heads[kind.quiet] = runtime.caller.ends(handle, region, self._hosts, record.name, flags)
         runtime.caller.submit(call, ends, body, waits)
         own = runtime.executor.actors.get(handle.id)

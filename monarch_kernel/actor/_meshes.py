@@ -13,7 +13,7 @@ from ..protocol.code import registry as code_registry
 from ..protocol.fingerprint import arguments_digest
 from ..protocol.links import new_id
 from ..state.records import MeshRecord
-from ._endpoint import Endpoint, endpoints_of
+from ._endpoint import Endpoint, endpoints_of, plain_method
 from ._future import Future, resolved
 from ._handle import Handle, mention, mentioned_pending
 from ._ndslice import NDSlice
@@ -116,7 +116,7 @@ class ActorMesh(Mesh, Generic[A]):
     >>> trainers.slice(gpus=slice(0, 2)).step.call(batch).get()     # doctest: +SKIP
     """
 
-    def __getattr__(self, name: str) -> Endpoint[..., Any]:
+    def __getattr__(self, name: str) -> Any:
         # Only asked when there is no such attribute. Names that begin with _ must not look at _handle, which may not
         # be there yet while a handle is unpickled.
         if name.startswith("__") or name == "_handle":
@@ -128,6 +128,8 @@ class ActorMesh(Mesh, Generic[A]):
             self.__dict__[name] = made
             return made
         cls = handle.record.qualname or "the actor"
+        if (method := plain_method(self, name)) is not None:
+            return method
         if handle.cls is not None and hasattr(handle.cls, name):
             raise AttributeError(f"{cls}.{name} is no endpoint: mark the method with @endpoint to call it from outside")
         known = ", ".join(handle.endpoints) or "none"

@@ -202,7 +202,9 @@ def test_endpoints_that_do_not_exist(counters):
     with pytest.raises(AttributeError, match=r"Counter has no endpoint 'ad'.*did you mean add\?"):
         _ = counters.ad
     with pytest.raises(AttributeError, match=r"Counter\.hidden is no endpoint: mark the method with @endpoint"):
-        _ = counters.hidden
+        _ = counters.hidden.call
+    with pytest.raises(RuntimeError, match=r"Counter\.hidden is no endpoint.*as_endpoint\(counters\.hidden\)\.call"):
+        counters.hidden()
     with pytest.raises(TypeError, match=r"counters\.add\.call\(\.\.\.\)"):
         counters.add(1)
     assert not hasattr(counters, "nothing")
