@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ActorStopped, ConstructorFailed, MonarchError, OutcomeUnknown, SupervisionError
 from ..protocol import pickling, records
@@ -29,6 +29,9 @@ from ._context import Context, Instance, _current, run_actor
 from ._extent import Extent, Point
 from ._future import Future
 from ._handle import mentioned_pending
+
+if TYPE_CHECKING:
+    from ._debugger import Breakpoints
 
 KEPT_BYTES = 256 << 20
 """What a process keeps of large answers whose caller has not said that it has them."""
@@ -79,6 +82,7 @@ class Executor:
         self._large_bytes = 0
         self._large_lock = threading.Lock()
         self._stopped: dict[int, str] = {}
+        self.breakpoints: Breakpoints | None = None  # in a proc; a controller's actors stop at pdb's own prompt
 
     # -- on the I/O thread
 
@@ -272,7 +276,13 @@ class _Running:
         else:
             self._constructed(None)
 
+    def _over(self, error: BaseException | None) -> None:
+        """The user's code is through; one that stood at a breakpoint looks at what it failed with."""
+        if self.executor.breakpoints is not None:
+            self.executor.breakpoints.message_ended(self.record.id, self.rank, error)
+
     def _constructed(self, failure: BaseException | None) -> None:
+        self._over(failure)
         what: dict[str, Any] = {"mesh": self.record.id, "rank": self.rank, "state": "ok"}
         if failure is not None:
             _without_ours(failure)
@@ -311,6 +321,7 @@ class _Running:
             return None
 
     def _returned(self, item: _Item, value: Any) -> None:
+        self._over(None)
         if item[0].flags & records.QUIET:
             self._reply(item, Status.DONE, [])
             return
@@ -339,6 +350,7 @@ class _Running:
         self._reply(item, Status.RESULT, body)
 
     def _raised(self, item: _Item, error: BaseException, note: str | None = None) -> None:
+        self._over(error)
         head = item[0]
         if note is not None:
             error.add_note(f"({note})")

@@ -301,18 +301,20 @@ class LogReply(_message.Message):
     def __init__(self) -> None: ...
 
 class DebugRequest(_message.Message):
-    __slots__ = ("mesh", "rank", "line", "wait", "here")
+    __slots__ = ("mesh", "rank", "line", "wait", "here", "prompt")
     MESH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     HERE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     mesh: int
     rank: int
     line: str
     wait: float
     here: bool
-    def __init__(self, mesh: _Optional[int] = ..., rank: _Optional[int] = ..., line: _Optional[str] = ..., wait: _Optional[float] = ..., here: _Optional[bool] = ...) -> None: ...
+    prompt: int
+    def __init__(self, mesh: _Optional[int] = ..., rank: _Optional[int] = ..., line: _Optional[str] = ..., wait: _Optional[float] = ..., here: _Optional[bool] = ..., prompt: _Optional[int] = ...) -> None: ...
 
 class DebugReply(_message.Message):
     __slots__ = ("sessions", "output", "prompt", "ended")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..actor._debug_client import Debugger
 from ..actor._future import Future
 from ..actor._meshes import ActorMesh, HostMesh, ProcMesh, all_hosts, mesh_for
 from ..actor._notation import parse_ranks, split_target
@@ -260,6 +261,18 @@ class Session:
         """The answer of each host that answers to how it is."""
         self.check()
         return self.controller.io.run(self._statuses(), 20.0)
+
+    @property
+    def debugger(self) -> Debugger:
+        """Lists the ranks that stand at a ``breakpoint()``, and talks to the debugger of each."""
+        self.check()
+        controller = self.controller
+
+        def ask(seconds: float, **fields: Any) -> pb.DebugReply:
+            asking = controller.ask("Debug", pb.DebugRequest(**fields), seconds)
+            return controller.io.run(asking, seconds + controller.times.reconnect_window)  # type: ignore[no-any-return]
+
+        return Debugger(ask)
 
     @property
     def procs(self) -> Mapping[str, ProcMesh]:

@@ -27,6 +27,7 @@ from monarch_kernel.protocol.rpc import server
 from monarch_kernel.protocol.sockets import SocketPipe, Take
 from monarch_kernel.state.epoch import NONE
 from monarch_kernel.state.times import TIMES
+from monarch_worker.debugging import Debugging
 from monarch_worker.host import Host
 from monarch_worker.lifeline import tie_to_keeper, watch_keeper
 from monarch_worker.peers import Caller, Peers
@@ -45,7 +46,7 @@ class Daemon:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.router = Router(host, self._request)
-        self.procs = Procs(host, self._from_proc, self._changed, self.router.proc_gone)
+        self.procs = Procs(host, self._from_proc, self._changed, self._proc_gone)
         self.peers = Peers(
             host,
             self.router.take,
@@ -58,6 +59,8 @@ class Daemon:
         self.router.peers = self.peers
         self.peers.procs_by_sender = self._proc_by_sender
         self.spawning = Spawning(host, self.procs, self.router, self.peers, self.tell)
+        self.debugging = Debugging(host, self.peers, self.tell)
+        self.router.debugging = self.debugging
         self.service = HostService(self)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch: KeeperWatch | None = None
@@ -67,6 +70,10 @@ class Daemon:
 
     def _from_proc(self, proc: Proc, batch: list[Record]) -> None:
         self.router.take(proc, batch)
+
+    def _proc_gone(self, proc: Proc) -> None:
+        self.debugging.proc_gone(proc)
+        self.router.proc_gone(proc)
 
     def _changed(self, decisions: Any) -> None:
         self.spawning.changed(decisions)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.actor._context import Instance, set_client
+from monarch_kernel.actor._debugger import Breakpoints
 from monarch_kernel.actor._future import Future
 from monarch_kernel.actor._handle import Handle
 from monarch_kernel.actor._meshes import ProcMesh
@@ -51,6 +52,8 @@ class ProcRuntime(Runtime):
         self._carried = False
         self._created: dict[int, dict[str, Any]] = {}
         self._lost = asyncio.Event()
+        self.breakpoints = Breakpoints(lambda what: self.executor.tell(what, Kind.DEBUG), (me["mesh"], me["rank"]))
+        self.executor.breakpoints = self.breakpoints
 
     # -- what actors ask for
 
@@ -119,13 +122,17 @@ class ProcRuntime(Runtime):
                 what, payload = records.parse_notice(record)
                 mesh = MeshRecord.from_dict(what["record"])
                 self._created.pop(mesh.id, None)
+                self.breakpoints.stop(mesh.id)
                 self.executor.create(mesh, what["rank"], payload, self._procs_of(mesh))
             elif kind == Kind.STOP:
                 what, _ = records.parse_notice(record)
                 self._created.pop(what["mesh"], None)
+                self.breakpoints.stop(what["mesh"])
                 self.executor.stop(what["mesh"], what["reason"])
             elif kind == Kind.RESPONSE:
                 self._responded(record)
+            elif kind == Kind.DEBUG:
+                self.breakpoints.heard(records.parse_notice(record)[0])
 
     def _responded(self, record: Record) -> None:
         number, ok, body = records.parse_response(record)
@@ -190,6 +197,8 @@ class ProcRuntime(Runtime):
             self.link.send(*records.notice(Kind.PULSE, {"under_way": under_way}))
         for _, chunks in self.executor.unreleased():
             self.link.send(*chunks)
+        for what in self.breakpoints.standing():
+            self.link.send(*records.notice(Kind.DEBUG, what))
         self.caller.resend(self.host)
         for number, (method, data, _, _) in self._requests.items():
             self.link.send(records.request(number, method), data)
@@ -218,6 +227,7 @@ def main() -> None:
     io = IOThread("proc")
     runtime = ProcRuntime(io, me)
     set_runtime(runtime)
+    runtime.breakpoints.install()
     name = f"{runtime.record.name}[{me['rank']}]"
     extent = Region.row_major(runtime.record.labels, runtime.record.sizes)
     set_client(Instance(extent.point(me["rank"]), name, "Proc", name, f"{me['mesh']:x}.{me['rank']}", ""))

@@ -20,6 +20,7 @@ from monarch_kernel.state.ledger import Entry
 from monarch_worker.host import Host
 
 if TYPE_CHECKING:
+    from monarch_worker.debugging import Debugging
     from monarch_worker.peers import Peers
     from monarch_worker.procs import Proc, Procs
 
@@ -41,6 +42,7 @@ class Router:
         self._request = request
         self.procs: Procs
         self.peers: Peers
+        self.debugging: Debugging
         self._layouts: dict[int, dict[int, tuple[int, ...]]] = {}
         self._gone: dict[int, None] = {}  # controllers that will not come back, the latest of them
 
@@ -62,6 +64,8 @@ class Router:
                 self._request(origin, record)
             elif kind == Kind.STABLE:
                 self._stable(records.parse_keyed(record))
+            elif kind == Kind.DEBUG:
+                self.debugging.heard(origin, records.parse_notice(record)[0])
             elif kind == Kind.PULSE:
                 what = records.parse_notice(record)[0]
                 if origin.kind == "proc":

@@ -301,6 +301,23 @@ class HostService(host_pb2_grpc.HostServicer):
             ranks = await spawning.restart(request.mesh, list(request.ranks), request.level)
         return pb.RestartReply(ranks=json.dumps(ranks).encode())
 
+    async def Debug(self, request: pb.DebugRequest, context: Any) -> pb.DebugReply:  # noqa: N802
+        """The ranks at a breakpoint, or a line for the debugger of one. A shell may ask too."""
+
+        async def work() -> pb.DebugReply:
+            self._client(context)
+            return await self.debug(request)
+
+        return await self._run(context, work())  # type: ignore[no-any-return]
+
+    async def debug(self, request: pb.DebugRequest) -> pb.DebugReply:
+        """The same for a proc of this host."""
+        if request.here:
+            return await self.daemon.debugging.here(request)
+        if not self.host.head:
+            return await self._at_head("Debug", request)  # type: ignore[no-any-return]
+        return await self.daemon.debugging.everywhere(request)
+
     async def _at_head(self, method: str, request: Any) -> Any:
         return await self.daemon.peers.others[0].dialer.call(method, request, None)
 
@@ -311,6 +328,7 @@ class HostService(host_pb2_grpc.HostServicer):
             "Spawn": (pb.SpawnRequest, self.spawn),
             "Stop": (pb.StopRequest, self.stop),
             "Restart": (pb.RestartRequest, self.restart),
+            "Debug": (pb.DebugRequest, self.debug),
         }
         try:
             kind, handler = handlers[method]
