@@ -27,12 +27,13 @@ ARROWS = {
     "actor": {"protocol", "state", "errors"},
     "launch": {"protocol", "state", "errors"},
     "session": BELOW_SESSION,
+    "spmd": {"actor"},
     "rdma": {"actor", "errors", "monarch_rdma"},
     **{face: FACES | {"session", "monarch_kernel"} | BELOW_SESSION for face in FACES},
     "monarch_worker": {"actor", "protocol", "state", "errors", "monarch_rdma"},
     "monarch_rdma": set(),
     # The one public face: it names things of every part and loads them when they are asked for.
-    "monarch_kernel": FACES | {"session", "rdma"} | BELOW_SESSION,
+    "monarch_kernel": FACES | {"session", "rdma", "spmd"} | BELOW_SESSION,
 }
 #: The exceptions: the actor face finds hosts through the session, by name and only when somebody asks for hosts.
 LAZY = {("actor", "session")}

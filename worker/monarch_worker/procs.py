@@ -344,7 +344,7 @@ class Procs:
 
 
 def device_env(slots: dict[str, Any], record: MeshRecord, index: int) -> dict[str, str]:
-    """Which devices the process at `index` on this host may see. Only the dimension ``gpus`` maps to devices."""
+    """Which device the process at `index` on this host sees, and which the mesh has here. Only ``gpus`` maps to any."""
     gpus = record.spec.get("per_host", {}).get("gpus")
     if slots.get("kind") != "cuda" or not gpus:
         return {}
@@ -354,4 +354,5 @@ def device_env(slots: dict[str, Any], record: MeshRecord, index: int) -> dict[st
     labels = list(record.spec["per_host"])
     for label in labels[labels.index("gpus") + 1 :]:
         after *= record.spec["per_host"][label]
-    return {"CUDA_VISIBLE_DEVICES": str(slots["gpus"][chosen[(index // after) % gpus]])}
+    devices = [str(slots["gpus"][slot]) for slot in chosen]
+    return {"CUDA_VISIBLE_DEVICES": devices[(index // after) % gpus], "MONARCH_KERNEL_DEVICES": ",".join(devices)}
