@@ -21,6 +21,7 @@ from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoi
 from ._future import Future
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
 from ._shape import Extent, NDSlice, Point, Region, Shape
+from ._supervision import MeshFailure, unhandled_fault_hook
 from ._valuemesh import ValueMesh
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Future",
     "HostMesh",
     "Instance",
+    "MeshFailure",
     "NDSlice",
     "Point",
     "ProcMesh",
@@ -49,4 +51,5 @@ __all__ = [
     "endpoint",
     "this_host",
     "this_proc",
+    "unhandled_fault_hook",
 ]
