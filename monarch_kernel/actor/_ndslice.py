@@ -8,7 +8,15 @@ from typing import SupportsIndex
 
 from monarch_kernel.actor._extent import row_major_strides, whole
 
-__all__ = ["NDSlice", "Slice"]
+__all__ = ["IndexOutOfRange", "NDSlice", "NegativeIndex", "Slice"]
+
+
+class IndexOutOfRange(IndexError, ValueError):
+    """An index that a dimension does not have: an `IndexError` for meshes, a `ValueError` for Monarch's shapes."""
+
+
+class NegativeIndex(IndexOutOfRange, OverflowError, TypeError):
+    """A negative index. Ranks are unsigned in Monarch, whose shapes raise `OverflowError` and `TypeError` for it."""
 
 
 class NDSlice:
@@ -71,6 +79,25 @@ class NDSlice:
         checked = tuple(whole(size, "a size") for size in sizes)
         return cls._make(0, checked, row_major_strides(checked))
 
+    @classmethod
+    def from_list(cls, numbers: Iterable[SupportsIndex]) -> list[NDSlice]:
+        """One-dimensional slices that take the given numbers, in order: as long as possible, first come first.
+
+        Examples
+        --------
+        >>> [list(part) for part in NDSlice.from_list([1, 2, 4, 5, 6])]
+        [[1, 2], [4, 5, 6]]
+        """
+        left, found = [whole(number, "a number") for number in numbers], []
+        while left:
+            step = left[1] - left[0] if len(left) > 1 else 1
+            count = 1
+            while step > 0 and count < len(left) and left[count] - left[count - 1] == step:
+                count += 1
+            found.append(cls(offset=left[0], sizes=[count], strides=[max(step, 1)]))
+            left = left[count:]
+        return found
+
     @property
     def sizes(self) -> list[int]:
         """How many indices each dimension has."""
@@ -111,7 +138,7 @@ class NDSlice:
         number = self.offset
         for index, size, stride in zip(coordinates, self._sizes, self._strides, strict=True):
             if not 0 <= index < size:
-                raise IndexError(f"index {index} is out of range for a dimension of size {size}")
+                raise IndexOutOfRange(f"index {index} is out of range for a dimension of size {size}")
             number += index * stride
         return number
 
@@ -138,8 +165,10 @@ class NDSlice:
 
     def __getitem__(self, position: SupportsIndex) -> int:
         left = operator.index(position)
-        if not 0 <= left < self._nelements:
-            raise IndexError(f"index {left} is out of range: there are {self._nelements}")
+        if left < 0:
+            raise NegativeIndex(f"index {left} is negative: positions count from 0 to {self._nelements - 1}")
+        if left >= self._nelements:
+            raise IndexOutOfRange(f"index {left} is out of range: there are {self._nelements}")
         if self._dense:
             return self.offset + left
         number = self.offset
@@ -170,7 +199,7 @@ class NDSlice:
         return hash((self.offset, self._sizes, self._strides))
 
     def __repr__(self) -> str:
-        return f"Slice(offset={self.offset}, sizes={list(self._sizes)}, strides={list(self._strides)})"
+        return f"Slice {{ offset: {self.offset}, sizes: {list(self._sizes)}, strides: {list(self._strides)} }}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_unpickle_slice, (self.offset, self._sizes, self._strides))

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
 from monarch_kernel.actor._extent import Extent, Point, no_duplicates, no_such_dimension, row_major_strides, whole
-from monarch_kernel.actor._ndslice import NDSlice
+from monarch_kernel.actor._ndslice import IndexOutOfRange, NDSlice, NegativeIndex
 
 __all__ = ["Region", "Shape"]
 
@@ -238,7 +238,8 @@ def _index(label: str, size: int, chosen: Any) -> int:
             f"dimension {label!r} takes an integer or a slice, not {type(chosen).__name__} {chosen!r}"
         ) from None
     if not 0 <= index < size:
-        raise IndexError(f"index {index} is out of range for dimension {label!r} of size {size} (0 to {size - 1})")
+        kind = NegativeIndex if index < 0 else IndexOutOfRange
+        raise kind(f"index {index} is out of range for dimension {label!r} of size {size} (0 to {size - 1})")
     return index
 
 
@@ -321,7 +322,7 @@ class Shape:
         return self._region
 
     def at(self, label: str, index: SupportsIndex) -> Shape:
-        """Take one index of a dimension, which goes."""
+        """Take one index of a dimension, which goes; ValueError for one too large, OverflowError for a negative one."""
         return self._region.sliced({label: operator.index(index)}).as_shape()
 
     def select(self, label: str, part: slice) -> Shape:
@@ -352,7 +353,8 @@ class Shape:
         return hash(self._region)
 
     def __repr__(self) -> str:
-        return f"Shape({self.labels}, {self.ndslice!r})"
+        labels = ", ".join(f'"{label}"' for label in self.labels)
+        return f"Shape {{ labels: [{labels}], slice: {self.ndslice!r} }}"
 
     def __str__(self) -> str:
         return "{" + ",".join(f"{label}={size}" for label, size in self.extent.items()) + "}"

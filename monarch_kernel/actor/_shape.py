@@ -17,7 +17,6 @@ Nothing here knows about processes or messages, and everything is immutable.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -33,6 +32,7 @@ __all__ = [
     "Point",
     "Region",
     "Shape",
+    "ShapeExt",
     "Slice",
     "UnknownDimension",
     "parse_ranks",
@@ -43,23 +43,34 @@ __all__ = [
 _Mesh = TypeVar("_Mesh", bound="MeshTrait")
 
 
-class MeshTrait(ABC):
+class MeshTrait:
     """What host, proc, actor and value meshes have in common: named dimensions, and ways to take a part.
 
-    A subclass says which region it covers and makes itself again over another one. Every operation is local and at
-    once: nothing is sent.
+    A subclass says which region it covers and makes itself again over another one: with `_region` and `_with_region`,
+    or with Monarch's `_labels`, `_ndslice` and `_new_with_shape`. Every operation is local and at once.
     """
 
     __slots__ = ()
 
     @property
-    @abstractmethod
     def _region(self) -> Region:
         """The ranks it covers. Called by every operation here."""
+        return Region(self._labels, self._ndslice)
 
-    @abstractmethod
     def _with_region(self: _Mesh, region: Region) -> _Mesh:
         """The same mesh over `region`, whose ranks are a subset of those of `_region` (in other dimensions, maybe)."""
+        return self._new_with_shape(region.as_shape())
+
+    @property
+    def _labels(self) -> Iterable[str]:
+        raise NotImplementedError(f"{type(self).__name__} is a mesh, but has neither _region nor _labels")
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        raise NotImplementedError(f"{type(self).__name__} is a mesh, but has neither _region nor _ndslice")
+
+    def _new_with_shape(self: _Mesh, shape: Shape) -> _Mesh:
+        raise NotImplementedError(f"{type(self).__name__} has neither _with_region nor _new_with_shape")
 
     def slice(self: _Mesh, **dims: Any) -> _Mesh:
         """Take a part of the mesh; its members are ranked anew from 0.
@@ -135,3 +146,18 @@ class MeshTrait(ABC):
 
     def __len__(self) -> int:
         return len(self._region)
+
+
+class ShapeExt:
+    """The operations of meshes for a bare `Shape`, under Monarch's name for them."""
+
+    @staticmethod
+    def slice(shape: Shape, **dims: Any) -> Shape:
+        """`MeshTrait.slice` of a shape.
+
+        Examples
+        --------
+        >>> ShapeExt.slice(Shape(["hosts", "gpus"], NDSlice.new_row_major([2, 4])), hosts=1).ranks()
+        [4, 5, 6, 7]
+        """
+        return shape.region.sliced(dims).as_shape()

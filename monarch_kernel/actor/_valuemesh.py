@@ -58,7 +58,9 @@ class ValueMesh(MeshTrait, Generic[T]):
         if unknown := sorted(found.keys() - wanted):
             raise ValueError(f"{region.extent} has no rank {unknown[0]}: its ranks are 0 to {len(region) - 1}")
         if missing := [rank for rank in wanted if rank not in found]:
-            raise ValueError(f"{len(missing)} of the {len(region)} ranks have no value, rank {missing[0]} among them")
+            raise ValueError(
+                f"expected {len(region)} values, one a rank; the mesh contains {len(found)}: rank {missing[0]} has none"
+            )
         return cls(region, (found[rank] for rank in wanted))
 
     @property

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from monarch_kernel.actor import Actor, context, current_rank, current_size, endpoint, this_host, this_proc
+from monarch_kernel.actor import Actor, Point, context, current_rank, current_size, endpoint, this_host, this_proc
 
 
 class Counter(Actor):
@@ -238,3 +238,42 @@ class Cleaner(Actor):
 
 class Quiet(Actor):
     """An actor without endpoints is allowed."""
+
+
+class Sender(Actor):
+    """Sends to a `Log` in whatever way it is told to."""
+
+    def __init__(self, log: Any) -> None:
+        self.log = log
+        self.answers: list[Any] = []
+
+    @staticmethod
+    def deliver(log: Any, part: dict[str, Any], adverb: str, message: Any) -> list[Any]:
+        mesh = log.slice(**part)
+        if adverb == "broadcast":
+            mesh.tell.broadcast(message)
+            return []
+        if adverb == "call":
+            return [mesh.tell.call(message)]
+        if adverb == "stream":
+            return list(mesh.tell.stream(message))
+        if adverb == "choose":
+            return [mesh.tell.choose(message)]
+        labels = mesh.extent.labels
+        return [
+            mesh.slice(**{label: point[label] for label in labels}).tell.call_one(message) for point in _points(mesh)
+        ]
+
+    @endpoint
+    def send(self, part: dict[str, Any], adverb: str, message: Any) -> None:
+        self.answers += self.deliver(self.log, part, adverb, message)
+
+    @endpoint
+    def settle(self) -> None:
+        for answer in self.answers:
+            answer.get(timeout=60)
+        self.answers = []
+
+
+def _points(mesh: Any) -> list[Point]:
+    return [Point(rank, mesh.extent) for rank in range(len(mesh))]

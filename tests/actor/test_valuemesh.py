@@ -94,7 +94,10 @@ def test_indexed_values_may_come_in_any_order(order: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [([0, 2], "1 of the 3 ranks have no value, rank 1 among them"), ([0, 1, 2, 3], "no rank 3: its ranks are 0 to 2")],
+    [
+        ([0, 2], "expected 3 values, one a rank; the mesh contains 2: rank 1"),
+        ([0, 1, 2, 3], "no rank 3: its ranks are 0 to 2"),
+    ],
 )
 def test_indexed_values_must_cover_every_rank(ranks: list[int], text: str) -> None:
     with pytest.raises(ValueError, match=text):
