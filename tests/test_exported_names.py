@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLIC = ["monarch_kernel", "monarch_kernel.actor", "monarch_kernel.errors", "monarch_kernel.kernel"]
+PUBLIC = [
+    "monarch_kernel",
+    "monarch_kernel.actor",
+    "monarch_kernel.config",
+    "monarch_kernel.errors",
+    "monarch_kernel.kernel",
+]
 
 
 def declared() -> list[str]:

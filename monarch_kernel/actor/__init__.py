@@ -16,6 +16,7 @@ Without a session `this_host` starts one of its own; see `monarch_kernel.up` for
 """
 
 from ..errors import ActorError, SupervisionError
+from . import config
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint
 from ._future import Future
@@ -44,6 +45,7 @@ __all__ = [
     "ValueMesh",
     "as_endpoint",
     "concurrent_endpoint",
+    "config",
     "context",
     "current_actor_name",
     "current_rank",

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..actor import _config
 from ..actor._future import Future, from_concurrent
 from ..actor._handle import Handle
 from ..actor._region import Region
@@ -369,7 +370,7 @@ class Controller(Runtime):
 
     def proc_spec(self) -> dict[str, Any]:
         """New processes start as this one runs: same interpreter, directory, modules and (filtered) environment."""
-        env = filtered_environment(proxies=True)
+        env = {**filtered_environment(proxies=True), **_config.for_children()}
         path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
         return {"executable": sys.executable, "cwd": os.getcwd(), "sys_path": path, "env": env}
 

@@ -15,6 +15,8 @@ _HERE = {
     f"{_RUST}.handle:WouldBlockRuntime": "monarch_kernel.errors:WouldBlockRuntime",
     f"{_RUST}.proc:ActorAddr": "monarch_kernel.actor._ids:ActorAddr",
     f"{_RUST}.mailbox:UndeliverableMessageEnvelope": "monarch_kernel.actor._ports:UndeliverableMessageEnvelope",
+    f"{_RUST}.channel:BindSpec": "monarch_kernel.actor._transport:BindSpec",
+    f"{_RUST}.channel:ChannelTransport": "monarch_kernel.actor._transport:ChannelTransport",
     "monarch._src.actor.actor_mesh:ActorMesh": "monarch_kernel.actor:ActorMesh",
     "monarch._src.actor.shape:MeshTrait": "monarch_kernel.actor._shape:MeshTrait",
     "monarch._src.actor.shape:ShapeExt": "monarch_kernel.actor._shape:ShapeExt",

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from monarch_kernel.actor import _config
 from monarch_kernel.actor._context import Instance, set_client
 from monarch_kernel.actor._debugger import Breakpoints
 from monarch_kernel.actor._future import Future
@@ -89,6 +90,7 @@ class ProcRuntime(Runtime):
     def proc_spec(self) -> dict[str, Any]:
         """New processes start as this one was started."""
         env = {key: value for key, value in os.environ.items() if key not in ("MONARCH_PROC", "MONARCH_KEEPER")}
+        env.update(_config.for_children())
         return {"executable": sys.executable, "cwd": os.getcwd(), "sys_path": list(sys.path), "env": env}
 
     def own_procs(self) -> tuple[Handle, Region | None]:

@@ -1,0 +1,8 @@
+"""Flags of the actor layer, as Monarch's ``monarch.actor.config``: plain attributes, to be assigned to."""
+
+from __future__ import annotations
+
+prefix_python_logs_with_actor = True
+"""Whether lines of the `logging` module say which actor wrote them. Read when a process of actors starts."""
+
+__all__ = ["prefix_python_logs_with_actor"]
