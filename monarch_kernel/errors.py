@@ -11,6 +11,7 @@
     │   ├── ActorRestarted                the call was in flight when its rank was restarted
     │   ├── HostLost                      no word from its host's daemon
     │   └── OutcomeUnknown                nobody alive knows whether the call ran
+    ├── WouldBlockRuntime  (RuntimeError) a wait would stop the event loop that has to bring its answer
     ├── SpawnError         (RuntimeError) processes or actors could not be started
     │   └── NotEnoughSlots (ValueError)   more GPUs or hosts asked for than there are
     └── SessionError       (RuntimeError) the session as a whole
@@ -58,6 +59,7 @@ __all__ = [
     "SupervisionError",
     "TakenOver",
     "VersionSkew",
+    "WouldBlockRuntime",
 ]
 
 
@@ -145,6 +147,10 @@ class HostLost(SupervisionError):
 
 class OutcomeUnknown(SupervisionError):
     """Nobody alive knows whether the call ran; it is never run a second time."""
+
+
+class WouldBlockRuntime(MonarchError, RuntimeError):
+    """``.get()`` would stop the event loop that has to bring the answer: use ``await`` there."""
 
 
 class SpawnError(MonarchError, RuntimeError):

@@ -17,15 +17,18 @@ Without a session `this_host` starts one of its own; see `monarch_kernel.up` for
 
 from ..errors import ActorError, SupervisionError
 from . import config
+from ._accumulator import Accumulator
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint
 from ._future import Future
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
+from ._returns import returns_future
 from ._shape import Extent, NDSlice, Point, Region, Shape
 from ._supervision import MeshFailure, unhandled_fault_hook
 from ._valuemesh import ValueMesh
 
 __all__ = [
+    "Accumulator",
     "Actor",
     "ActorError",
     "ActorMesh",
@@ -51,6 +54,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "returns_future",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",

@@ -124,6 +124,11 @@ def run_actor(mesh: int, task: asyncio.Task[Any] | None = None) -> None:
     _thread.mesh, _thread.task = mesh, task
 
 
+def acting() -> int:
+    """The mesh of the actor whose message this thread handles, 0 where it handles none."""
+    return getattr(_thread, "mesh", 0)
+
+
 def note_own_call(future: Future[Any], mesh: int, endpoint: str, handled: Callable[[], bool]) -> None:
     """The answer that `future` stands for needs the actor that this process has of this mesh.
 
@@ -137,10 +142,11 @@ def check_self_wait(future: Future[Any], *, blocking: bool) -> None:
 
     A task that an async actor has started may wait: the actor goes on meanwhile, unless the wait blocks its loop.
     """
-    mesh = getattr(_thread, "mesh", 0)
+    mesh = acting()
     if not mesh or not (own := _own_calls.get(future)) or own.mesh != mesh or own.handled():
         return
-    if not blocking and asyncio.current_task() is not _thread.task:
+    # A synchronous actor has no task: whatever loop runs on its thread runs in the middle of a message.
+    if not blocking and _thread.task is not None and asyncio.current_task() is not _thread.task:
         return
     raise SupervisionError(
         f"{current_actor_name()} would wait for ever: its call of {own.endpoint!r} goes to itself, and an actor "

@@ -31,6 +31,12 @@ _SLICE = 0.2
 """Seconds: a signal that arrives just before a thread blocks on a lock does not wake it, so no wait is longer."""
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Refuse a time-out that is none."""
+    if timeout is not None and (math.isnan(timeout) or timeout < 0 or math.isinf(timeout)):
+        raise ValueError(f"timeout must be a finite number of seconds, 0 or more; got {timeout!r}")
+
+
 class Future(Generic[R]):
     """The answer of a call. Made by calls, never by hand.
 
@@ -74,6 +80,9 @@ class Future(Generic[R]):
             raise error
 
         self._resolve(make)
+
+    def _observe(self) -> None:
+        """Somebody is about to wait for it: a future whose work begins only then begins it."""
 
     def _when_done(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the answer is here, at once if it is; on the thread that brings it."""
@@ -142,8 +151,9 @@ class Future(Generic[R]):
         ActorError, SupervisionError
             The call failed, see `monarch_kernel.errors`.
         """
-        if timeout is not None and (math.isnan(timeout) or timeout < 0 or math.isinf(timeout)):
-            raise ValueError(f"timeout must be a finite number of seconds, 0 or more; got {timeout!r}")
+        check_timeout(timeout)
+        if not self._done:
+            self._observe()
         if not self._done:
             check_answerable()
             check_self_wait(self, blocking=True)
@@ -172,34 +182,78 @@ class Future(Generic[R]):
     async def _wait(self) -> R:
         if not self._done:
             try:
-                loop = asyncio.get_running_loop()
+                waiter = self._waiter()
             except RuntimeError:
                 raise ValueError("awaited outside of an event loop; use .get() there") from None
-            check_answerable()
-            check_self_wait(self, blocking=False)
-            waiter = loop.create_future()
-
-            def wake() -> None:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-            def here() -> None:
+            if waiter is not None:
+                here = self._wake(waiter, lambda: waiter.set_result(None))
                 try:
-                    loop.call_soon_threadsafe(wake)
-                except RuntimeError:  # that loop is closed: nobody waits any more
-                    pass
-
-            self._when_done(here)
-            try:
-                await waiter
-            finally:
-                if not self._done:
-                    self._forget(here)
+                    await waiter
+                finally:
+                    if not self._done:
+                        self._forget(here)
         return self._open()  # type: ignore[no-any-return]
 
+    def _waiter(self) -> asyncio.Future[Any] | None:
+        """A future of the running loop to wait for this one with; None when the answer is here.
+
+        Raises
+        ------
+        RuntimeError
+            No loop runs here.
+        """
+        loop = asyncio.get_running_loop()
+        self._observe()
+        if self._done:
+            return None
+        check_answerable()
+        check_self_wait(self, blocking=False)
+        return loop.create_future()
+
+    def _wake(self, waiter: asyncio.Future[Any], finish: Callable[[], None]) -> Callable[[], None]:
+        """Once the answer is here, `finish` on the loop of `waiter` if that still waits."""
+        loop = waiter.get_loop()
+
+        def wake() -> None:
+            if not waiter.done():
+                finish()
+
+        def here() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:  # that loop is closed: nobody waits any more
+                pass
+
+        self._when_done(here)
+        return here
+
     def as_asyncio(self) -> asyncio.Future[R]:
-        """An `asyncio.Future` of the running loop with the same answer."""
-        return asyncio.ensure_future(self._wait())
+        """An `asyncio.Future` of the running loop with the same answer. Cancelling it leaves the call alone.
+
+        Raises
+        ------
+        RuntimeError
+            No loop runs here.
+        """
+        if not self._done and (waiter := self._waiter()) is not None:
+            here = self._wake(waiter, lambda: self._settle(waiter))
+            waiter.add_done_callback(lambda done: self._forget(here) if done.cancelled() else None)
+            return waiter
+        settled = asyncio.get_running_loop().create_future()
+        self._settle(settled)
+        return settled
+
+    def _settle(self, waiter: asyncio.Future[Any]) -> None:
+        try:
+            value = self._open()
+        except asyncio.CancelledError:
+            waiter.cancel()
+        except StopIteration as error:  # no asyncio future takes it
+            waiter.set_exception(RuntimeError(f"the call raised {error!r}"))
+        except BaseException as error:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(value)
 
     def __repr__(self) -> str:
         if not self.done():

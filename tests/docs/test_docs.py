@@ -245,5 +245,5 @@ def test_every_public_name_of_the_actor_face_is_in_the_compatibility_page() -> N
 
 def test_what_is_said_to_be_missing_is_missing() -> None:
     names = re.findall(r"`([A-Za-z_]\w*)`", section("compatibility.md", "Not yet").partition("`spawn_procs(")[0])
-    assert len(names) > 10
+    assert names
     assert [name for name in names if hasattr(actor, name)] == []
