@@ -14,13 +14,37 @@ from ..errors import SupervisionError
 from ._shape import Extent, Point
 
 if TYPE_CHECKING:
+    from ._actors import RunningActor
     from ._future import Future
     from ._meshes import ProcMesh
 
 _NOWHERE = Point(0, Extent((), ()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
+class Creator:
+    """Who spawned an actor, and who spawned that one, up to the client; its repr names them all.
+
+    Attributes
+    ----------
+    rank, name, class_name
+        As of `Instance`.
+    creator
+        Who spawned it; None of the client.
+    """
+
+    rank: Point
+    name: str
+    class_name: str | None
+    creator: Creator | None = None
+
+    def __repr__(self) -> str:
+        above = f"{self.creator!r}." if self.creator is not None else ""
+        kind = f"{self.class_name} " if self.class_name is not None else ""
+        return f"{above}<{kind}{self.name}{self.rank if len(self.rank) else ''}>"
+
+
+@dataclass(frozen=True, repr=False)
 class Instance:
     """The running actor (or, outside of actors, the client).
 
@@ -29,21 +53,70 @@ class Instance:
     rank
         Its place in the mesh it was spawned in. A call on a slice does not change it; `Context.message_rank` does.
     name, class_name
-        The mesh's name and the actor's class.
+        The mesh's name, and the actor's class with its module; the client is ``root`` and has no class.
     actor_id
         A text that names this actor in logs.
+    proc_id
+        The same for its process.
     creator
-        `actor_id` of who spawned it.
+        Who spawned it, as a `Creator`; None of the client.
+
+    Examples
+    --------
+    >>> context().actor_instance
+    <root>
     """
 
     rank: Point
     name: str
-    class_name: str
+    class_name: str | None
     actor_id: str
     proc_id: str
-    creator: str
+    creator: Creator | None = None
     mesh: int = 0
     _procs: Any = None
+    _actor: RunningActor | None = None
+
+    def __repr__(self) -> str:
+        return repr(self._as_creator())
+
+    def _as_creator(self) -> Creator:
+        return Creator(self.rank, self.name, self.class_name, self.creator)
+
+    def stop(self, reason: str | None = None) -> None:
+        """End this one actor, after the messages that it has: its `__cleanup__` is given None.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of actors.
+        """
+        self._running("stop").stop_itself(reason)
+
+    def abort(self, reason: str | None = None) -> None:
+        """Fail this actor once the message in progress is through; its owner is told, with the reason.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of actors.
+        """
+        self._running("abort").abort("aborted", reason)
+
+    def kill(self, reason: str | None = None) -> None:
+        """The same as `abort`, in another word of the report.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of actors.
+        """
+        self._running("kill").abort("killed", reason)
+
+    def _running(self, what: str) -> RunningActor:
+        if self._actor is None:
+            raise RuntimeError(f"{what} is for actors; {self!r} is none")
+        return self._actor
 
     @property
     def proc(self) -> ProcMesh:
@@ -75,6 +148,25 @@ def set_client(instance: Instance) -> None:
     _client[:] = [Context(instance, _NOWHERE)]
 
 
+def chain(instance: Instance) -> list[list[Any]]:
+    """An instance with all its creators as plain data, the client first: what the record of a mesh keeps."""
+    found: list[list[Any]] = []
+    one: Creator | None = instance._as_creator()
+    while one is not None:
+        labels, sizes = one.rank.extent.labels, one.rank.extent.sizes
+        found.append([one.class_name, one.name, list(labels), list(sizes), one.rank.rank])
+        one = one.creator
+    return found[::-1]
+
+
+def creators(chain: list[list[Any]]) -> Creator | None:
+    """What `chain` wrote."""
+    one = None
+    for class_name, name, labels, sizes, rank in chain:
+        one = Creator(Point(rank, Extent(labels, sizes)), name, class_name, one)
+    return one
+
+
 def context() -> Context:
     """The context of the running endpoint; outside of actors, the client's own.
 
@@ -87,7 +179,7 @@ def context() -> Context:
     if here is not None:
         return here
     if not _client:
-        set_client(Instance(_NOWHERE, "client", "Client", "client", "client", ""))
+        set_client(Instance(_NOWHERE, "root", None, "client", "client"))
     return _client[0]
 
 

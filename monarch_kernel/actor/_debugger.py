@@ -282,7 +282,7 @@ class _Debugger(pdb.Pdb):
 
 
 def _runs_actors(frame: FrameType) -> bool:
-    return bool(frame.f_globals.get("__name__") == "monarch_kernel.actor._executor")
+    return bool(frame.f_globals.get("__name__") == "monarch_kernel.actor._actors")
 
 
 def _said(error: BaseException | None) -> list[str]:

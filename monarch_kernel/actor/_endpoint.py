@@ -17,6 +17,7 @@ from ._calls import Call, GatheredCall, QuietCall, SingleCall, StreamedCall
 from ._context import note_own_call
 from ._future import Future
 from ._handle import mentioned_pending
+from ._lifecycle import check_hooks
 from ._ndslice import NDSlice
 from ._region import Region
 from ._valuemesh import ValueMesh
@@ -262,7 +263,8 @@ def endpoints_of(cls: type) -> list[EndpointRecord]:
     TypeError
         It is no actor class.
     ValueError
-        It mixes ``def`` and ``async def`` endpoints, or one is named like something that every mesh has.
+        It mixes ``def`` and ``async def`` endpoints, its hooks do not fit them, or an endpoint is named like something
+        that every mesh has.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise TypeError(f"{cls!r} is no actor class: derive it from monarch_kernel.actor.Actor")
@@ -277,11 +279,7 @@ def endpoints_of(cls: type) -> list[EndpointRecord]:
                 concurrent=member.concurrent,
             )
     kinds = {kind: [e.name for e in found.values() if e.kind == kind] for kind in ("sync", "async")}
-    if kinds["sync"] and kinds["async"]:
-        raise ValueError(
-            f"{cls.__qualname__} mixes endpoints that are 'async def' ({', '.join(kinds['async'])}) with ones that are "
-            f"'def' ({', '.join(kinds['sync'])}): all of one actor must be of one kind"
-        )
+    check_hooks(cls, kinds["sync"], kinds["async"])
     if taken := sorted(RESERVED & found.keys()):
         raise ValueError(f"{cls.__qualname__}: every mesh has {', '.join(taken)}; give the endpoint another name")
     return list(found.values())

@@ -182,10 +182,10 @@ class Future(Generic[R]):
     async def _wait(self) -> R:
         if not self._done:
             try:
-                waiter = self._waiter()
+                asyncio.get_running_loop()
             except RuntimeError:
                 raise ValueError("awaited outside of an event loop; use .get() there") from None
-            if waiter is not None:
+            if (waiter := self._waiter()) is not None:
                 here = self._wake(waiter, lambda: waiter.set_result(None))
                 try:
                     await waiter

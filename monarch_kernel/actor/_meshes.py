@@ -13,6 +13,7 @@ from ..protocol.code import registry as code_registry
 from ..protocol.fingerprint import arguments_digest
 from ..protocol.links import new_id
 from ..state.records import MeshRecord
+from ._context import chain, context
 from ._endpoint import Endpoint, endpoints_of, plain_method
 from ._future import Future, resolved
 from ._handle import Handle, mention, mentioned_pending
@@ -217,6 +218,7 @@ class ProcMesh(Mesh):
             sizes=tuple(self._covered.sizes),
             hosts=tuple(handle.hosts[rank] for rank in ranks),
             owner=runtime.owner(),
+            creator=chain(context().actor_instance),
             procs=handle.id,
             proc_ranks=tuple(ranks),
             module=Class.__module__,

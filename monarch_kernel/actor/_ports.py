@@ -16,7 +16,8 @@ from ._future import Future
 from ._handle import mentioned_pending
 
 if TYPE_CHECKING:
-    from ._executor import Executor, _Item, _Running
+    from ._actors import Item, RunningActor
+    from ._executor import Executor
 
 R = TypeVar("R")
 
@@ -77,7 +78,7 @@ class _Reply:
 
     __slots__ = ("_lock", "executor", "item", "rank", "used", "where")
 
-    def __init__(self, executor: Executor, running: _Running, item: _Item) -> None:
+    def __init__(self, executor: Executor, running: RunningActor, item: Item) -> None:
         self.executor = executor
         self.item = item
         self.rank = running.rank
@@ -144,7 +145,7 @@ class ResponsePort(Port[R]):
         self._take().give(Status.RAISED, [body])
 
 
-def response_port(executor: Executor, running: _Running, item: _Item) -> Port[Any]:
+def response_port(executor: Executor, running: RunningActor, item: Item) -> Port[Any]:
     """The port that an endpoint with ``explicit_response_port`` gets as its first argument."""
     if item[0].flags & records.QUIET:
         return DroppingPort()

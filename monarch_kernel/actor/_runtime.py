@@ -17,7 +17,7 @@ from ..state.records import MeshRecord, Owner
 from ._calls import Caller
 from ._context import context
 from ._executor import Executor
-from ._future import Future, resolved
+from ._future import Future
 from ._handle import Handle
 from ._region import Region
 
@@ -200,10 +200,15 @@ class Runtime(ABC):
     def stop(self, handle: Handle, reason: str) -> Future[None]:
         """Stop a mesh."""
         self.io.check_process()
-        if handle.hosts[0] == CONTROLLER:
-            self.executor.stop(handle.id, reason)
-            return resolved(None)
         future: Future[None] = Future()
+        if handle.hosts[0] == CONTROLLER:
+
+            def here() -> None:
+                self.executor.stop(handle.id, reason)._when_done(lambda: future._resolve(lambda: None))
+
+            # Behind what was sent before: a call comes through the same queue.
+            self.io.post(self.io.post, here)
+            return future
 
         def go() -> None:
             if handle.ready is not None and not handle.ready.done():

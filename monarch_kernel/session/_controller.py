@@ -325,7 +325,7 @@ class Controller(Runtime):
         kind = chunks[0][0]
         if kind == Kind.CREATED:
             what = records.parse_notice(b"".join(chunks))[0]
-            if what["state"] != "ok":
+            if what["state"] == "failed":
                 self._on_event({"rank": 0, "mesh": what["mesh"], "record": {"state": "failed", "fault": what["fault"]}})
         elif sender == self.sender:
             self._take([b"".join(chunks)])

@@ -151,6 +151,9 @@ class MeshRecord:
     owner
         ``"session"``, ``"client"``, or an actor (:class:`Owner`, as text): with whom it ends, and who is told of its
         faults.
+    creator
+        Who that was, with who spawned it in turn, the client first: for each the class's name or None, the name of
+        its mesh, the labels and sizes of the mesh, and its rank in it.
     key
         The re-run key of the spawn, as plain data, or None when it was not a notebook's.
     orphaned
@@ -178,6 +181,7 @@ class MeshRecord:
     created: float = 0.0
     generation: int = 1
     owner: str = "session"
+    creator: list[list[Any]] = field(default_factory=list)
     key: dict[str, Any] | None = None
     orphaned: bool = False
     state: Literal["live", "stopped"] = "live"

@@ -112,10 +112,10 @@ class AsyncRunner(Actor):
         return self.events
 
     @endpoint
-    async def loops(self) -> tuple[bool, str, bool]:
-        """Whether the constructor had this loop, the thread's name, and whether that is the main thread."""
+    async def loops(self) -> tuple[bool, int, bool]:
+        """Whether the constructor had this loop, the thread's number, and whether that is the main thread."""
         main = threading.current_thread() is threading.main_thread()
-        return asyncio.get_running_loop() is self.in_constructor, threading.current_thread().name, main
+        return asyncio.get_running_loop() is self.in_constructor, threading.get_ident(), main
 
 
 class Log(Actor):

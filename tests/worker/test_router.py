@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from monarch_worker.router import Router
 
+from monarch_kernel.actor._actors import NONE
 from monarch_kernel.actor._calls import Call, Caller
-from monarch_kernel.actor._executor import _NONE as NONE
 from monarch_kernel.actor._executor import Executor
 from monarch_kernel.actor._handle import Handle
 from monarch_kernel.errors import HostLost, MonarchError, OutcomeUnknown, SupervisionError

@@ -20,6 +20,7 @@ from monarch_kernel.actor._context import Instance, set_client
 from monarch_kernel.actor._debugger import Breakpoints
 from monarch_kernel.actor._future import Future
 from monarch_kernel.actor._handle import Handle
+from monarch_kernel.actor._lifecycle import CLEANUP_WITHIN, EXIT_WITHIN
 from monarch_kernel.actor._meshes import ProcMesh
 from monarch_kernel.actor._ndslice import NDSlice
 from monarch_kernel.actor._provider import set_runtime
@@ -69,7 +70,8 @@ class ProcRuntime(Runtime):
     def _answer(self, sender: int, at_once: bool, *chunks: Any) -> None:
         if chunks[0][0] == Kind.CREATED:
             what = records.parse_notice(chunks[0])[0]
-            self._created[what["mesh"]] = what
+            if what["state"] != "stopped":
+                self._created[what["mesh"]] = what
         self.link.send_from(*chunks, at_once=at_once)
 
     def request(self, method: str, message: Callable[[Any], Any], timeout: float | None = None) -> Future[Any]:
@@ -127,14 +129,44 @@ class ProcRuntime(Runtime):
                 self.breakpoints.stop(mesh.id)
                 self.executor.create(mesh, what["rank"], payload, self._procs_of(mesh))
             elif kind == Kind.STOP:
-                what, _ = records.parse_notice(record)
-                self._created.pop(what["mesh"], None)
-                self.breakpoints.stop(what["mesh"])
-                self.executor.stop(what["mesh"], what["reason"])
+                self._stop(records.parse_notice(record)[0])
             elif kind == Kind.RESPONSE:
                 self._responded(record)
             elif kind == Kind.DEBUG:
                 self.breakpoints.heard(records.parse_notice(record)[0])
+
+    def _stop(self, what: dict[str, Any]) -> None:
+        mesh = what["mesh"]
+        if mesh == 0:
+            self._end(what["reason"])
+            return
+        self._created.pop(mesh, None)
+        self.breakpoints.stop(mesh)
+        if mesh in self.executor.actors:
+            self.executor.stop(mesh, what["reason"])
+        else:  # gone by itself before
+            self.executor.tell({"mesh": mesh, "rank": what["rank"], "state": "stopped"}, Kind.CREATED)
+
+    def _end(self, reason: str) -> None:
+        """This process is to end: its actors clean up, and it exits as a program does, so that finalizers run."""
+        left = self.executor.stop_all(reason)
+
+        def one_over() -> None:
+            if all(over.done() for over in left):
+                self.io.post(leave)
+
+        def leave() -> None:
+            self.link.flush()
+            # A thread that goes on, or a library's own way of ending, must not keep it.
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, EXIT_WITHIN)
+            self.io.loop.call_later(0.01, self.io.loop.stop)
+
+        self.io.loop.call_later(CLEANUP_WITHIN, leave)
+        for over in left:
+            over._when_done(one_over)
+        if not left:
+            leave()
 
     def _responded(self, record: Record) -> None:
         number, ok, body = records.parse_response(record)
@@ -232,7 +264,7 @@ def main() -> None:
     runtime.breakpoints.install()
     name = f"{runtime.record.name}[{me['rank']}]"
     extent = Region.row_major(runtime.record.labels, runtime.record.sizes)
-    set_client(Instance(extent.point(me["rank"]), name, "Proc", name, f"{me['mesh']:x}.{me['rank']}", ""))
+    set_client(Instance(extent.point(me["rank"]), name, "Proc", name, f"{me['mesh']:x}.{me['rank']}"))
     io.loop.create_task(runtime.keep_linked())
     gc.freeze()  # what is loaded by now stays; the collector need not look at it again
     io.serve()

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from monarch_kernel.actor._lifecycle import CLEANUP_WITHIN, EXIT_WITHIN
 from monarch_kernel.errors import ActorRestarted, ActorStopped, HostLost, MonarchError, ProcDied, SupervisionError
 from monarch_kernel.protocol import records
 from monarch_kernel.protocol.faults import error_from_dict, error_to_json
@@ -22,7 +23,11 @@ from monarch_kernel.protocol.records import Kind
 from monarch_kernel.protocol.sockets import SocketPipe, Take, message_socket
 from monarch_kernel.state.records import MeshRecord
 from monarch_kernel.state.registry import Decision
+from monarch_kernel.state.times import TIMES
 from monarch_worker.host import Host, signal_name, start_time, tail
+
+STOP_WITHIN = 10.0
+"""Seconds that stopping an actor waits for the messages that it has; it goes on with them, and nobody waits."""
 
 
 class Proc:
@@ -70,6 +75,7 @@ class Procs:
         self.host = host
         self.by_id: dict[str, Proc] = {}
         self.actors: dict[int, dict[int, Proc]] = {}
+        self._stopping: dict[tuple[int, int], asyncio.Future[None]] = {}
         self.stopped: dict[int, str] = {}  # why, of the meshes stopped last
         self._deliver = deliver
         self._changed = changed
@@ -241,8 +247,11 @@ class Procs:
             proc.link.down(pipe)
 
     def created(self, proc: Proc, what: dict[str, Any]) -> None:
-        """A proc says that a constructor is through, or that an actor failed."""
+        """A proc says that a constructor is through, or that an actor failed or ended."""
         registry = self.host.registry
+        if what["state"] == "stopped":
+            self.actor_over(what["mesh"], what["rank"])
+            return
         if what["state"] == "ok":
             self._changed(registry.rank_constructed(what["mesh"], what["rank"]))
             return
@@ -309,11 +318,39 @@ class Procs:
             return error_from_dict(held.fault)
         return HostLost(f"rank {rank} of {record.name} is not there", mesh=record.name, rank=rank)
 
-    async def end(self, proc: Proc, why: MonarchError, timeout: float = 5.0) -> None:
-        """End a process with all below it, and wait until it is gone."""
+    async def stopped_actor(self, proc: Proc, mesh: int, rank: int) -> None:
+        """Wait until an actor that was told to stop has cleaned up, within a bound."""
+        over = self._stopping.setdefault((mesh, rank), self._loop.create_future())
+        gone: asyncio.Future[Any] = self._loop.create_task(proc.gone.wait())
+        await asyncio.wait({over, gone}, timeout=STOP_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        self._stopping.pop((mesh, rank), None)
+
+    def tell_stop(self, proc: Proc, mesh: int, rank: int, reason: str) -> None:
+        """Tell an actor to stop."""
+        proc.send(*records.notice(Kind.STOP, {"mesh": mesh, "rank": rank, "reason": reason}))
+
+    def actor_over(self, mesh: int, rank: int) -> None:
+        """An actor says that it has stopped."""
+        over = self._stopping.get((mesh, rank))
+        if over is not None and not over.done():
+            over.set_result(None)
+
+    async def end(self, proc: Proc, why: MonarchError, timeout: float = 5.0, *, gently: str | None = None) -> None:
+        """End a process with all below it, and wait until it is gone.
+
+        Parameters
+        ----------
+        gently
+            Why: its actors are stopped first, and have the time that `__cleanup__` is given. None ends it at once.
+        """
         if proc.dead is not None:
             return
         proc.ending = why
+        if gently is not None and proc.up.done() and self._loop.time() - proc.link.heard < TIMES.suspect:
+            proc.send(*records.notice(Kind.STOP, {"mesh": 0, "reason": gently}))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(proc.gone.wait(), CLEANUP_WITHIN + EXIT_WITHIN)
         await self._loop.run_in_executor(None, self.host.keeper.end, proc.id)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(proc.gone.wait(), timeout)

@@ -23,9 +23,7 @@ from monarch_kernel.errors import (
     StaleHandle,
 )
 from monarch_kernel.protocol import host_pb2 as pb
-from monarch_kernel.protocol import records
 from monarch_kernel.protocol.faults import error_from_dict, error_to_json
-from monarch_kernel.protocol.records import Kind
 from monarch_kernel.state.records import MeshRecord, RankRecord
 from monarch_kernel.state.registry import Already, Decision, EndRanks, RankChanged, Refused, StartRanks, Stopped
 from monarch_kernel.state.spawn import Done, Failed, Fault, Record, Reply, Send, SpawnCoordinator
@@ -133,8 +131,17 @@ class Spawning:
                 future.set_result(reply)
         return reply
 
-    async def _act(self, items: Iterable[Any]) -> None:
+    async def _act(self, items: Iterable[Any], *, wait: bool = False) -> None:
+        """Carry decisions out.
+
+        Parameters
+        ----------
+        wait
+            Whether to wait until actors that are to stop have cleaned up.
+        """
         registry = self.host.registry
+        items = list(items)
+        ending = {item.mesh for item in items if isinstance(item, EndRanks)}
         for item in items:
             if isinstance(item, StartRanks):
                 record = next(r for r in registry.pending() if r.id == item.mesh)
@@ -143,7 +150,7 @@ class Spawning:
                 else:
                     await self.procs.create(record, item.ranks, self._payloads.get(record.id, b""))
             elif isinstance(item, EndRanks):
-                await self._end(item)
+                await self._end(item, ending if wait else None)
             elif isinstance(item, Stopped):
                 stopped = registry.get(item.mesh)
                 self.router.forget(item.mesh)
@@ -156,28 +163,37 @@ class Spawning:
             elif isinstance(item, Already | Refused):
                 pass  # the reply that comes with it says so
 
-    async def _end(self, item: EndRanks) -> None:
+    async def _end(self, item: EndRanks, ending: set[int] | None) -> None:
         record = self.host.registry.get(item.mesh)
         name = record.name if record is not None else "the mesh"
         why = ActorStopped(f"{name} was stopped: {item.reason}", mesh=name)
         placed = self.procs.actors.pop(item.mesh, None)
         if placed is not None:
-            for rank in placed:
-                placed[rank].send(*records.notice(Kind.STOP, {"mesh": item.mesh, "reason": item.reason}))
             self.host.keeper.drop(f"actor.{item.mesh:x}")
+            if record is not None and record.procs in (ending or ()):
+                return  # its processes end next, and it with them: it finishes no more than the message in progress
+            waits = []
+            for rank, proc in placed.items():
+                self.procs.tell_stop(proc, item.mesh, rank, item.reason)
+                if ending is not None and rank in item.ranks and proc.dead is None:
+                    waits.append(self.procs.stopped_actor(proc, item.mesh, rank))
+            await asyncio.gather(*waits)
             return
-        ending = [self.procs.by_id[key] for rank in item.ranks if (key := f"{item.mesh:x}.{rank}") in self.procs.by_id]
-        await asyncio.gather(*(self.procs.end(proc, why) for proc in ending))
-        for proc in ending:
+        ending_procs = [
+            self.procs.by_id[key] for rank in item.ranks if (key := f"{item.mesh:x}.{rank}") in self.procs.by_id
+        ]
+        gently = item.reason if ending is not None else None
+        await asyncio.gather(*(self.procs.end(proc, why, gently=gently) for proc in ending_procs))
+        for proc in ending_procs:
             self.procs.by_id.pop(proc.id, None)
 
-    async def stop_here(self, mesh: int, reason: str) -> int:
-        """Stop this host's ranks of a mesh."""
+    async def stop_here(self, mesh: int, reason: str, *, wait: bool = True) -> int:
+        """Stop this host's ranks of a mesh; with `wait`, returns when its actors have cleaned up."""
         record = self.host.registry.get(mesh)
         live = record is not None and record.state == "live"
         decisions = self.host.registry.stop(mesh, reason)
         self.host.save()
-        await self._act(decisions)
+        await self._act(decisions, wait=wait)
         return len(record.ranks) if live and record is not None else 0
 
     async def restart_here(self, mesh: int, ranks: Iterable[int], level: str) -> dict[int, dict[str, Any]]:
@@ -340,7 +356,7 @@ class Spawning:
                             self.host.keeper.put(blob, json.dumps(state).encode())
                     elif isinstance(step, Done):
                         for mesh in stop:
-                            await self.stop(mesh, f"replaced by {record.name}")
+                            await self.stop(mesh, f"replaced by {record.name}", wait=False)
                         return self._everywhere(self.host.registry.get(record.id) or record)
                     elif isinstance(step, Failed):
                         raise self._error(record, step.fault)
@@ -406,7 +422,7 @@ class Spawning:
                 self._leading[record.id] = task
                 task.add_done_callback(lambda done, mesh=record.id: (self._leading.pop(mesh, None), done.exception()))  # type: ignore[misc]
 
-    async def stop(self, mesh: int, reason: str) -> int:
+    async def stop(self, mesh: int, reason: str, *, wait: bool = True) -> int:
         """Stop a mesh on all hosts; one that is lost stops its part when it is back."""
         record = self.host.registry.get(mesh)
         hosts = set(record.hosts) if record is not None else set(range(len(self.host.addresses)))
@@ -416,7 +432,7 @@ class Spawning:
             for host in hosts
             if host != self.host.index and self.peers.others[host].lost is None
         ]
-        here = self.stop_here(mesh, reason)
+        here = self.stop_here(mesh, reason, wait=wait)
         answers = await asyncio.gather(here, *calls, return_exceptions=True)
         return sum(a if isinstance(a, int) else a.stopped for a in answers if not isinstance(a, BaseException))
 

@@ -1,0 +1,635 @@
+"""The running actors of a process: a thread each, which constructs, handles messages one at a time, and cleans up.
+
+What concerns the actor itself (a fault of what it owns, its end) does not queue behind its messages: it is handled as
+soon as the message in progress is through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import queue
+import threading
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ActorStopped, ConstructorFailed, MonarchError, SupervisionError
+from ..protocol import pickling, records
+from ..protocol.faults import error_to_json
+from ..protocol.frames import Record
+from ..protocol.records import CallHead, Status
+from ..state.records import MeshRecord
+from . import _lifecycle
+from ._calls import unpack_region
+from ._context import Context, Instance, _current, creators, run_actor
+from ._extent import Extent, Point
+from ._future import Future
+from ._handle import mentioned_pending
+
+if TYPE_CHECKING:
+    from ._executor import Executor, Outcome
+
+Item = tuple[CallHead, Record, "Outcome"]
+
+NONE = b"".join(pickling.encode([pickling.dumps(None)[0]]))
+"""The body of the answer None."""
+
+BATCH = 64
+"""Messages that an async actor handles before its other tasks get a turn, when none of the messages waits."""
+
+
+class RunningActor:
+    """One actor on its thread.
+
+    Attributes
+    ----------
+    error
+        Why it takes no more messages, once it does not.
+    over
+        Done when it has ended and cleaned up, or has had its time to.
+    """
+
+    thread_name: str
+
+    def __init__(self, executor: Executor, record: MeshRecord, rank: int, payload: Record, procs: Any) -> None:
+        self.executor = executor
+        self.record = record
+        self.rank = rank
+        self.name = record.name
+        self.extent = Extent(record.labels, record.sizes)
+        self.error: MonarchError | None = None
+        self.over: Future[None] = Future()
+        self._failure: SupervisionError | None = None
+        self._stopping: str | None = None
+        self._payload: Record | None = payload
+        point = Point(rank, self.extent)
+        self._here = Context(
+            Instance(
+                point, record.name, f"{record.module}.{record.qualname}", f"{record.name}[{rank}]",
+                f"{record.procs or 0:x}", creators(record.creator), record.id, procs, self,
+            ),
+            point,
+        )  # fmt: skip
+        self._last: tuple[tuple[int, ...], bytes, Context] | None = None
+        self._object: Any = None
+        self._thread = threading.Thread(target=self._run, name=self.thread_name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    # -- on the I/O thread
+
+    def put(self, item: Item) -> None:
+        """A message."""
+        raise NotImplementedError
+
+    def end(self, reason: str, *, now: bool = False) -> Future[None]:
+        """Stop after the messages that are there; with `now`, after the one in progress. Gives `over`."""
+        self._stopping = reason
+        if now and self.error is None:
+            self.error = ActorStopped(f"{self.name} was stopped: {reason}", **self._about())
+        if self._object is None:
+            # A constructor that runs cannot be ended, and nobody waits for it: what it makes is let go.
+            self.over._resolve(lambda: None)
+        self._stop()
+        return self.over
+
+    def supervise(self, failure: dict[str, Any]) -> None:
+        """A mesh that this actor owns has failed."""
+        raise NotImplementedError
+
+    def _stop(self) -> None:
+        raise NotImplementedError
+
+    # -- from any thread
+
+    def stop_itself(self, reason: str | None) -> None:
+        """`Instance.stop`: end this one actor after the messages that it has."""
+        self.executor.io.post(self.executor.stop, self.record.id, reason or "it stopped itself")
+
+    def abort(self, word: str, reason: str | None) -> None:
+        """`Instance.abort` and `Instance.kill`: fail as soon as the message in progress is through."""
+        self._soon(functools.partial(self._fail, f"it was {word}: {reason or 'no reason provided'}"))
+
+    def _soon(self, job: Callable[[], object]) -> None:
+        """Run `job` on the actor's thread, before the messages that wait."""
+        raise NotImplementedError
+
+    def _refuse(self, item: Item) -> None:
+        """Answer a message that came too late."""
+        assert self.error is not None
+        self.executor.answer(item, self.rank, Status.FAULT, [error_to_json(self.error)], False)
+
+    # -- on the actor's thread
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _where(self) -> str:
+        return f"{self.name}, rank {self.rank} of {self.extent!r} on host {self.executor.host}"
+
+    def _about(self) -> dict[str, Any]:
+        return {"mesh": self.name, "rank": self.rank, "host": self.executor.host}
+
+    def _load(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        payload, self._payload = self._payload, None
+        assert payload is not None
+        (cls, *args), kwargs = pickling.loads(*pickling.decode(payload))
+        return cls, tuple(args), kwargs
+
+    def _construct(self) -> None:
+        try:
+            cls, args, kwargs = self._load()
+            made = cls(*args, **kwargs)
+        except BaseException as error:
+            self._not_constructed(error)
+        else:
+            self._object = made
+            self._through(None)
+            self.executor.tell({"mesh": self.record.id, "rank": self.rank, "state": "ok"}, records.Kind.CREATED)
+
+    def _not_constructed(self, error: BaseException) -> None:
+        self._through(error)
+        _without_ours(error)
+        text = (
+            f"{self.record.qualname}(...) of {self._where()} raised {_lifecycle.said(error)}\n"
+            f"{_lifecycle.failed(self._here.actor_instance, _lifecycle.of_exception(error))}"
+        )
+        self._fail_with(ConstructorFailed(text, **self._about()))
+
+    def _through(self, error: BaseException | None) -> None:
+        """The user's code is through; one that stood at a breakpoint looks at what it failed with."""
+        if self.executor.breakpoints is not None:
+            self.executor.breakpoints.message_ended(self.record.id, self.rank, error)
+
+    def _fail(self, why: str) -> None:
+        """Take no more messages, and report it. `why` is one sentence, and a traceback below it where there is one."""
+        first, _, more = why.partition("\n")
+        restart = f"Bring it back with: %monarch restart {self.name}[{self.rank}]"
+        text = f"{self._where()}: {first}. {restart}" + (f"\n{more}" if more else "")
+        self._fail_with(SupervisionError(_lifecycle.failed(self._here.actor_instance, text), **self._about()))
+
+    def _fail_with(self, error: SupervisionError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = self.error = error
+        fault = error_to_json(error)
+        notice = {"mesh": self.record.id, "rank": self.rank, "state": "failed", "fault": json.loads(fault)}
+        self.executor.tell(notice, records.Kind.CREATED)
+        self.executor.settle(self, fault)
+
+    def _ended(self) -> None:
+        """The last thing that its thread does: let go of the object, and answer what nobody will answer now."""
+        self._object = None
+        if self.error is None:
+            self.error = ActorStopped(f"{self.name} was stopped: {self._stopping}", **self._about())
+        self.executor.settle(self, error_to_json(self.error))
+        self.over._resolve(lambda: None)
+
+    def _bounded(self) -> None:
+        """Whoever waits for the end waits for `__cleanup__` no longer than it is given."""
+        io = self.executor.io
+        io.post(lambda: io.loop.call_later(_lifecycle.CLEANUP_WITHIN, self.over._resolve, lambda: None))
+
+    def _unhandled(self, failure: Any, error: BaseException | None) -> None:
+        """A fault of what it owns was not handled: it fails itself, and who owns it is told both."""
+        if error is None:
+            hook = "its __supervise__ did not handle it" if self._hook("__supervise__") else "it has no __supervise__"
+            self._fail(f"a mesh that it owns has failed, and {hook}\n{failure.report()}")
+            return
+        _without_ours(error)
+        self._fail(
+            f"its __supervise__ raised {_lifecycle.said(error)} while it handled the failure of a mesh that it owns\n"
+            f"{_lifecycle.of_exception(error)}\nThe failure was:\n{failure.report()}"
+        )
+
+    def _hook(self, name: str) -> Callable[..., Any] | None:
+        found: Callable[..., Any] | None = getattr(self._object, name, None)
+        return found
+
+    def _message_rank(self, head: CallHead) -> Context:
+        if not head.ranks:
+            return self._here
+        # Heads of one slice share their tuple of ranks, see `records`.
+        if self._last is not None and self._last[0] is head.ranks and self._last[1] is head.region:
+            return self._last[2]
+        extent = unpack_region(head.region).extent
+        made = Context(self._here.actor_instance, Point(head.ranks.index(self.rank), extent))
+        self._last = (head.ranks, head.region, made)
+        return made
+
+    def _enter(self, item: Item) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+        """Method and arguments of a message, its context set; None when it has been answered already."""
+        head, record, _ = item
+        _current.set(self._message_rank(head))
+        try:
+            args, kwargs = pickling.loads(*pickling.decode(memoryview(record)[head.body :]))
+            method = getattr(self._object, head.endpoint)
+        except BaseException as error:
+            self._raised(item, error, "its arguments could not be loaded there")
+            return None
+        if head.flags & records.PORT:
+            from ._ports import response_port
+
+            return method, (response_port(self.executor, self, item), *args), kwargs
+        return method, args, kwargs
+
+    def _returned(self, item: Item, value: Any) -> None:
+        self._through(None)
+        flags = item[0].flags
+        if flags & records.PORT:
+            return  # it answers through its port, now or later
+        if flags & records.QUIET:
+            self._reply(item, Status.DONE, [])
+            return
+        if value is None:
+            self._reply(item, Status.RESULT, [NONE])
+            return
+        if type(value) is CoroutineType:
+            value.close()
+            name = f"{self.record.qualname}.{item[0].endpoint}"
+            self._raised(item, TypeError(f"{name} is an async def method, and an actor of def endpoints has no loop"))
+            return
+        try:
+            data, buffers = pickling.dumps(value)
+            body = pickling.encode([data, *buffers])
+            waits = mentioned_pending()
+        except BaseException as error:
+            self._raised(item, error, "its result could not be sent back")
+            return
+        self._reply_after(item, body, waits)
+
+    def _reply_after(self, item: Item, body: list[Record], waits: Sequence[Future[Any]]) -> None:
+        """Send a result, once the meshes in it are there: who gets it may call them through another host."""
+        for wait in waits:
+            if not wait.done():
+                wait._when_done(lambda: self.executor.io.post(self._reply_after, item, body, waits))
+                return
+            error = wait.exception()
+            if error is not None:
+                self._raised(item, error.with_traceback(None))
+                return
+        self._reply(item, Status.RESULT, body)
+
+    def _raised(self, item: Item, error: BaseException, note: str | None = None) -> None:
+        self._through(error)
+        head = item[0]
+        if note is not None:
+            error.add_note(f"({note})")
+        else:
+            _without_ours(error)
+        if not isinstance(error, Exception | asyncio.CancelledError):
+            why = " ended the actor"
+        elif head.flags & records.PORT and note is None:
+            why = ": it answers through a port, which says nothing of this, so the actor is stopped"
+        elif head.flags & records.QUIET:
+            why = ": nobody waited for the answer, so the actor is stopped"
+        else:
+            self._reply(item, Status.RAISED, [pickling.dumps_exception(error)])
+            return
+        self._fail(f"{type(error).__name__} in {head.endpoint}{why}\n{_lifecycle.of_exception(error)}")
+
+    def _reply(self, item: Item, status: Status, body: list[Record]) -> None:
+        if item[2].answer is None:  # its end may have answered for it
+            self.executor.answer(item, self.rank, status, body, self._idle())
+
+    def _idle(self) -> bool:
+        """Whether no other message waits."""
+        raise NotImplementedError
+
+
+def _without_ours(error: BaseException) -> None:
+    """Take the frame off that called the user's code: it tells a reader nothing."""
+    below = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    if below is not None:
+        error.__traceback__ = below
+
+
+_STOP = "stop"
+_WAKE = "wake"
+
+
+class SyncActor(RunningActor):
+    """An actor of ``def`` endpoints: no event loop runs on its thread, so that it may block."""
+
+    thread_name = "monarch-actor-driver"
+
+    def __init__(self, *args: Any) -> None:
+        self._inbox: queue.SimpleQueue[Item | str] = queue.SimpleQueue()
+        self._jobs: deque[Callable[[], object]] = deque()
+        super().__init__(*args)
+
+    def put(self, item: Item) -> None:
+        """A message."""
+        if self.error is None:
+            self._inbox.put(item)
+        else:
+            self._refuse(item)
+
+    def _stop(self) -> None:
+        self._inbox.put(_STOP)
+        if self.error is not None and self._hook("__cleanup__") is None:
+            self.over._resolve(lambda: None)  # nothing to wait for but the message in progress
+
+    def supervise(self, failure: dict[str, Any]) -> None:
+        """A mesh that this actor owns has failed."""
+        self._soon(functools.partial(self._supervise, failure))
+
+    def _soon(self, job: Callable[[], object]) -> None:
+        self._jobs.append(job)
+        self._inbox.put(_WAKE)
+
+    def _idle(self) -> bool:
+        return self._inbox.empty()
+
+    def _run(self) -> None:
+        run_actor(self.record.id)
+        _current.set(self._here)
+        self._construct()
+        get, jobs = self._inbox.get, self._jobs
+        while self.error is None:
+            item = get()
+            while jobs and self.error is None:
+                jobs.popleft()()
+            if isinstance(item, str):
+                if item is _STOP:
+                    break
+                continue
+            if self.error is not None:
+                break
+            entered = self._enter(item)
+            if entered is None:
+                continue
+            method, args, kwargs = entered
+            del entered
+            try:
+                value = method(*args, **kwargs)
+            except BaseException as error:
+                self._raised(item, error)
+            else:
+                self._returned(item, value)
+                value = None
+            # What a call was given and brought must not live until the next one comes.
+            args, kwargs = (), {}
+            del item
+        _current.set(self._here)
+        self._clean()
+        self._ended()
+
+    def _supervise(self, failure: dict[str, Any]) -> None:
+        if self._stopping is not None:
+            return
+        from ._supervision import MeshFailure
+
+        _current.set(self._here)
+        told = MeshFailure.from_dict(failure)
+        hook = self._hook("__supervise__")
+        try:
+            handled = hook(told) if hook is not None else False
+        except BaseException as error:
+            self._unhandled(told, error)
+        else:
+            if not handled:
+                self._unhandled(told, None)
+
+    def _clean(self) -> None:
+        cleanup = self._hook("__cleanup__")
+        if cleanup is not None:
+            self._bounded()
+            try:
+                cleanup(_lifecycle.reason_of(self._failure))
+            except BaseException:
+                traceback.print_exc()
+
+
+class AsyncActor(RunningActor):
+    """An actor of ``async def`` endpoints: an event loop runs on its thread; each message is awaited to its end.
+
+    Concurrent endpoints and `__supervise__` are tasks beside it.
+    """
+
+    thread_name = "monarch-actor-event-loop"
+
+    def __init__(self, *args: Any) -> None:
+        self._items: deque[Item | str] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._some = asyncio.Event()
+        self._awake = False
+        self._busy = False
+        self._closing = False
+        self._main_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failures: deque[dict[str, Any]] = deque()
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._supervising: asyncio.Task[None] | None = None
+        super().__init__(*args)
+        self._concurrent = frozenset(e.name for e in self.record.endpoints if e.concurrent)
+
+    def put(self, item: Item) -> None:
+        """A message."""
+        if self.error is None:
+            self._add(item)
+        else:
+            self._refuse(item)
+
+    def _add(self, item: Item | str) -> None:
+        self._items.append(item)
+        if not self._awake:
+            self._awake = True
+            self._on_loop(self._some.set)
+
+    def _on_loop(self, job: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(job)
+        except RuntimeError:  # the loop is closed: it is over
+            pass
+
+    def _stop(self) -> None:
+        self._on_loop(self._stop_supervising)
+        self._add(_STOP)
+        if self.error is not None:
+            self._on_loop(self._leave)
+
+    def supervise(self, failure: dict[str, Any]) -> None:
+        """A mesh that this actor owns has failed."""
+        self._failures.append(failure)
+        self._on_loop(self._start_supervising)
+
+    def _soon(self, job: Callable[[], object]) -> None:
+        self._jobs.append(job)
+        self._on_loop(self._run_jobs)
+
+    def _idle(self) -> bool:
+        return not self._items
+
+    # -- on the loop
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        loop = self._loop
+        try:
+            main = loop.create_task(self._main())
+            try:
+                loop.run_until_complete(main)
+            except BaseException as error:  # SystemExit of a task that the actor has started stops the loop
+                self._fail(f"{_lifecycle.said(error)} in a task ended the actor\n{_lifecycle.of_exception(error)}")
+                main.cancel()
+            loop.run_until_complete(self._finish())
+        finally:
+            loop.close()
+            self._ended()
+
+    async def _main(self) -> None:
+        self._main_task = asyncio.current_task()
+        run_actor(self.record.id, self._main_task)
+        _current.set(self._here)
+        self._construct()
+        items = self._items
+        streak = 0
+        while self.error is None:
+            if not items:
+                await self._wait()
+                continue
+            item = items.popleft()
+            if isinstance(item, str):
+                return
+            await self._handle(item)
+            del item
+            streak += 1
+            if streak >= BATCH or self._failures or self._jobs:
+                streak = 0
+                await self._turn()
+
+    async def _wait(self) -> None:
+        try:
+            await self._some.wait()
+        except asyncio.CancelledError:  # a body that has cancelled its own task, and did not wait itself
+            self._not_cancelled()
+            return
+        self._some.clear()
+        self._awake = False
+
+    async def _turn(self) -> None:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._not_cancelled()
+
+    def _not_cancelled(self) -> None:
+        assert self._main_task is not None
+        while self._main_task.uncancel():
+            pass
+
+    async def _handle(self, item: Item) -> None:
+        entered = self._enter(item)
+        if entered is None:
+            return
+        method, args, kwargs = entered
+        if item[0].endpoint in self._concurrent:
+            task = self._loop.create_task(self._beside(item, method, args, kwargs))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return
+        self._busy = True
+        try:
+            value = method(*args, **kwargs)
+            if type(value) is CoroutineType or asyncio.iscoroutine(value):
+                value = await value
+        except BaseException as error:
+            self._busy = False
+            if isinstance(error, asyncio.CancelledError):
+                self._not_cancelled()
+                if self.error is not None:
+                    return  # cut off by the actor's end, which answers
+            self._raised(item, error)
+        else:
+            self._busy = False
+            self._returned(item, value)
+
+    async def _beside(self, item: Item, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            value = await method(*args, **kwargs)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and self._closing:
+                return
+            self._raised(item, error)
+            self._leave()
+        else:
+            self._returned(item, value)
+
+    def _run_jobs(self) -> None:
+        while self._jobs and self.error is None:
+            self._jobs.popleft()()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Once there is an error: cut off the message that is awaited, and go."""
+        if self.error is None or self._main_task is None:
+            return
+        if self._busy and asyncio.current_task() is not self._main_task:
+            self._main_task.cancel()
+        else:
+            self._some.set()
+
+    def _start_supervising(self) -> None:
+        if self._failures and self._supervising is None and self.error is None and self._stopping is None:
+            self._supervising = self._loop.create_task(self._supervise())
+
+    def _stop_supervising(self) -> None:
+        self._failures.clear()
+        if self._supervising is not None:
+            self._supervising.cancel()
+
+    async def _supervise(self) -> None:
+        from ._supervision import MeshFailure
+
+        _current.set(self._here)
+        while self._failures and self.error is None and self._stopping is None:
+            told = MeshFailure.from_dict(self._failures[0])
+            hook = self._hook("__supervise__")
+            try:
+                handled = hook(told) if hook is not None else False
+                if isinstance(handled, Awaitable):
+                    handled = await handled
+            except BaseException as error:
+                if isinstance(error, asyncio.CancelledError) and (self._closing or self._stopping is not None):
+                    break
+                self._unhandled(told, error)
+            else:
+                if not handled:
+                    self._unhandled(told, None)
+            if self._failures:
+                self._failures.popleft()
+        self._supervising = None
+        self._leave()
+
+    async def _finish(self) -> None:
+        self._closing = True
+        _current.set(self._here)
+        run_actor(self.record.id, asyncio.current_task())
+        self._bounded()
+        self._stop_supervising()
+        await self._cancelled({*self._tasks, *([self._supervising] if self._supervising is not None else [])})
+        cleanup = self._hook("__cleanup__")
+        if cleanup is not None:
+            try:
+                made = cleanup(_lifecycle.reason_of(self._failure))
+                if isinstance(made, Awaitable):
+                    await asyncio.wait_for(made, _lifecycle.CLEANUP_WITHIN)
+            except BaseException:
+                traceback.print_exc()
+        await self._cancelled(asyncio.all_tasks(self._loop) - {asyncio.current_task()})
+
+    async def _cancelled(self, tasks: set[Any]) -> None:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_lifecycle.CLEANUP_WITHIN)
+
+
+__all__ = ["NONE", "AsyncActor", "Item", "RunningActor", "SyncActor"]
