@@ -73,7 +73,7 @@ def _parametrized(names: list[str], rows: Iterable[Sequence[Any]]) -> Decorator:
     parameter = "_config_overrides"
 
     def decorate(test: Callable[..., Any]) -> Any:
-        wrapped: Callable[..., Any]
+        wrapped: Any
         if inspect.iscoroutinefunction(test):
 
             async def wrapped(_config_overrides: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -88,9 +88,7 @@ def _parametrized(names: list[str], rows: Iterable[Sequence[Any]]) -> Decorator:
         functools.update_wrapper(wrapped, test)
         signature = inspect.signature(test)
         first = inspect.Parameter(parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        wrapped.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=[first, *signature.parameters.values()]
-        )
+        wrapped.__signature__ = signature.replace(parameters=[first, *signature.parameters.values()])
         return pytest.mark.parametrize(parameter, sets, ids=ids)(wrapped)
 
     return decorate
