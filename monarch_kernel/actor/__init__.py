@@ -19,9 +19,10 @@ from ..errors import ActorError, SupervisionError
 from . import config
 from ._accumulator import Accumulator
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
-from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint
+from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from ._future import Future
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
+from ._ports import Channel, Port, PortReceiver
 from ._returns import returns_future
 from ._shape import Extent, NDSlice, Point, Region, Shape
 from ._supervision import MeshFailure, unhandled_fault_hook
@@ -32,6 +33,7 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "Channel",
     "Context",
     "Endpoint",
     "Extent",
@@ -41,6 +43,8 @@ __all__ = [
     "MeshFailure",
     "NDSlice",
     "Point",
+    "Port",
+    "PortReceiver",
     "ProcMesh",
     "Region",
     "Shape",
@@ -55,6 +59,7 @@ __all__ = [
     "current_size",
     "endpoint",
     "returns_future",
+    "send",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",

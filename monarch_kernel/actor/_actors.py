@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ActorStopped, ConstructorFailed, MonarchError, SupervisionError
 from ..protocol import pickling, records
@@ -40,6 +40,18 @@ NONE = b"".join(pickling.encode([pickling.dumps(None)[0]]))
 
 BATCH = 64
 """Messages that an async actor handles before its other tasks get a turn, when none of the messages waits."""
+
+
+class Addressee(Protocol):
+    """What messages are for. Both methods are called on the I/O thread."""
+
+    rank: int
+
+    def put(self, item: Item) -> None:
+        """A message."""
+
+    def end(self, reason: str, *, now: bool = False) -> Future[None]:
+        """Stop; the future is done when it has."""
 
 
 class RunningActor:
@@ -376,7 +388,7 @@ class SyncActor(RunningActor):
                 value = None
             # What a call was given and brought must not live until the next one comes.
             args, kwargs = (), {}
-            del item
+            del item, method
         _current.set(self._here)
         self._clean()
         self._ended()
@@ -632,4 +644,4 @@ class AsyncActor(RunningActor):
             await asyncio.wait(tasks, timeout=_lifecycle.CLEANUP_WITHIN)
 
 
-__all__ = ["NONE", "AsyncActor", "Item", "RunningActor", "SyncActor"]
+__all__ = ["NONE", "Addressee", "AsyncActor", "Item", "RunningActor", "SyncActor"]

@@ -24,10 +24,13 @@ from ._region import Region
 from ._valuemesh import ValueMesh
 
 if TYPE_CHECKING:
-    from ._handle import Handle
+    from ._handle import Carried, Handle
 
 CAUSE_WITHIN = 0.3
 """Seconds that an exception of one rank waits for the death of another, see `GatheredCall`."""
+
+CLAIM_WITHIN = 5.0
+"""Seconds after a call within which whoever got a port with it has claimed it."""
 
 _FAILED = frozenset({int(Status.RAISED), int(Status.FAULT)})
 _RELEASE_CALLS = 256
@@ -48,7 +51,19 @@ class Call:
         The part of it, and `ranks` the same as ranks of the mesh.
     """
 
-    __slots__ = ("endpoint", "got", "handle", "hosts", "left", "number", "record", "region", "sender", "waits")
+    __slots__ = (
+        "carried",
+        "endpoint",
+        "got",
+        "handle",
+        "hosts",
+        "left",
+        "number",
+        "record",
+        "region",
+        "sender",
+        "waits",
+    )
     quiet = False
 
     def __init__(self, handle: Handle, region: Region, endpoint: str, hosts: Sequence[int]) -> None:
@@ -61,6 +76,7 @@ class Call:
         self.number = 0
         self.record: Sequence[Record] | None = None
         self.waits: Sequence[Future[Any]] = ()
+        self.carried: Sequence[Carried] = ()  # what it keeps alive on its way
         self.got = bytearray(self.left)  # 1 where a position has answered
 
     # Both on the I/O thread.
@@ -215,6 +231,8 @@ class Caller:
             What must be there before it may leave: meshes still being spawned that it goes to or mentions.
         """
         self._io.check_process()
+        for carried in call.carried:
+            carried.taken_along = True
         if len(body) > 1:
             check_size(sum(map(len, body)))
         mesh = call.handle.id
@@ -360,6 +378,8 @@ class Caller:
         if self.calls.pop(key, None) is None:
             return
         call.record = None
+        for carried in call.carried:
+            self._io.loop.call_later(CLAIM_WITHIN, carried.let_go)
         self._release(*key)
 
     def _release(self, sender: int, mesh: int, number: int) -> None:
@@ -462,9 +482,14 @@ class Answer:
             raise error_from_json(body)
         exception, trace = pickling.loads_exception(body)
         handle = self.call.handle
-        where = f"{handle.name}.{self.call.endpoint}, rank {self.rank} of {handle.region.extent!r}"
-        text = f"Remote actor call {where} (host {handle.hosts[self.rank]}) raised {type(exception).__name__}.\n{trace}"
+        text = f"{self.where()} raised {type(exception).__name__}.\n{trace}"
         raise ActorError(exception, text, mesh=handle.name, rank=self.rank, host=handle.hosts[self.rank])
+
+    def where(self) -> str:
+        """Which call of which rank this answers, for error texts."""
+        handle = self.call.handle
+        rank = f"rank {self.rank} of {handle.region.extent!r} (host {handle.hosts[self.rank]})"
+        return f"Remote actor call {handle.name}.{self.call.endpoint}, {rank}"
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

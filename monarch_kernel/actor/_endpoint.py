@@ -9,16 +9,17 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..protocol import pickling, records
 from ..state.records import Endpoint as EndpointRecord
 from ._calls import Call, GatheredCall, QuietCall, SingleCall, StreamedCall
 from ._context import note_own_call
 from ._future import Future
-from ._handle import mentioned_pending
+from ._handle import Carried, mentioned
 from ._lifecycle import check_hooks
 from ._ndslice import NDSlice
+from ._ports import Port, PortedCall
 from ._region import Region
 from ._valuemesh import ValueMesh
 
@@ -403,12 +404,16 @@ class Endpoint(Generic[P, R]):
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Call one actor of the mesh, picked at random."""
+        return self._any()._send(SingleCall, args, kwargs).future
+
+    def _any(self) -> Endpoint[P, R]:
+        """The same of one actor of the mesh, picked at random."""
         region = self._mesh._region
         if len(region) == 1:
-            return self._send(SingleCall, args, kwargs).future
+            return self
         rank = region.rank_at(random.randrange(len(region)))  # noqa: S311  # a choice of actors is no secret
         one = self._mesh._with_region(Region((), NDSlice(offset=rank, sizes=(), strides=())))
-        return Endpoint[P, R](one, self._record)._send(SingleCall, args, kwargs).future
+        return Endpoint[P, R](one, self._record)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Call every actor; yields as many futures as there are actors, the answers in the order of arrival."""
@@ -418,12 +423,13 @@ class Endpoint(Generic[P, R]):
         """Send to every actor and wait for nothing. An error there is reported as a fault."""
         self._send(QuietCall, args, kwargs)
 
-    def _send(self, kind: type[C], args: tuple[Any, ...], kwargs: dict[str, Any]) -> C:
+    def _send(self, kind: type[C], args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None = None) -> C:
         mesh, record = self._mesh, self._record
         handle, region = mesh._handle, mesh._region
         self._binder.check(handle, record.name, args, kwargs)
         body = pickling.encode(pickling.dumps_call(args, kwargs))
-        waits = mentioned_pending()
+        mentions = mentioned()
+        waits = [wait for mention in mentions for wait in mention.waits()] if mentions else []
         if handle.ready is not None:
             waits = [*handle.waits(), *waits]
         runtime = handle.runtime
@@ -431,6 +437,11 @@ class Endpoint(Generic[P, R]):
             handle.used = True
             runtime.first_use(handle)
         call = kind(handle, region, record.name, self._hosts)
+        if mentions:
+            call.carried = [mention for mention in mentions if isinstance(mention, Carried)]
+        if isinstance(call, PortedCall):
+            assert port is not None
+            call.port = port
         ends = self._heads.get(kind.quiet)
         if ends is None:
             flags = (records.QUIET if kind.quiet else 0) | (records.PORT if record.explicit_response_port else 0)
@@ -458,3 +469,44 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.name}.{self._record.name}{self._record.signature} of {len(self._mesh)} actors>"
+
+
+def send(
+    endpoint: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: Literal["all", "choose"] = "all",
+) -> None:
+    """Send to the actors of a mesh; their answers go to a port.
+
+    Parameters
+    ----------
+    endpoint
+        Of a mesh.
+    args, kwargs
+        Its arguments.
+    port
+        Where answers and errors go, each with its rank, see `PortReceiver.ranked`. None: nobody waits, and an error
+        stops its actor, as with ``broadcast``.
+    selection
+        ``"all"`` actors, or one that is picked at random (``"choose"``).
+
+    Examples
+    --------
+    >>> port, receiver = Channel.open_ranked()                          # doctest: +SKIP
+    >>> send(trainers.step, (batch,), {}, port=port)                    # doctest: +SKIP
+    >>> for _ in range(len(trainers)):                                  # doctest: +SKIP
+    ...     rank, loss = receiver.recv().get()
+    """
+    if not isinstance(endpoint, Endpoint):
+        raise TypeError(f"send takes an endpoint of a mesh; got {endpoint!r}")
+    if port is not None and not isinstance(port, Port):
+        raise TypeError(f"answers go to a port, see Channel.open; got {port!r}")
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection is 'all' or 'choose'; got {selection!r}")
+    target = endpoint if selection == "all" else endpoint._any()
+    if port is None:
+        target._send(QuietCall, args, kwargs)
+    else:
+        target._send(PortedCall, args, kwargs, port)

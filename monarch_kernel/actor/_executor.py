@@ -19,7 +19,7 @@ from ..protocol.frames import Record
 from ..protocol.loop import IOThread
 from ..protocol.records import CallHead, Status
 from ..state.records import MeshRecord
-from ._actors import AsyncActor, Item, RunningActor, SyncActor
+from ._actors import Addressee, AsyncActor, Item, RunningActor, SyncActor
 from ._future import Future, resolved
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Outcome:
 
     endpoint: str
     started: float
-    actor: RunningActor
+    actor: Addressee
     answer: tuple[Record, ...] | None = None
     size: int = 0  # of a large answer
 
@@ -68,7 +68,7 @@ class Executor:
         self.io = io
         self.send = send
         self.host = host
-        self.actors: dict[int, RunningActor] = {}
+        self.actors: dict[int, Addressee] = {}  # by mesh; and the process's mailbox, see `_mailbox`
         self._books: dict[tuple[int, int], _Book] = {}
         self._large: dict[tuple[int, int, int], Outcome] = {}  # large answers that are kept, oldest first
         self._large_bytes = 0
@@ -108,12 +108,13 @@ class Executor:
 
     def stop_all(self, reason: str) -> list[Future[None]]:
         """The process is about to end: stop every actor after the message in progress."""
-        return [self.stop(mesh, reason, now=True) for mesh in list(self.actors)]
+        actors = [mesh for mesh, running in self.actors.items() if isinstance(running, RunningActor)]
+        return [self.stop(mesh, reason, now=True) for mesh in actors]
 
     def supervise(self, mesh: int, failure: dict[str, Any]) -> None:
         """A mesh that the local actor of `mesh` owns has failed; `failure` is a `MeshFailure` as plain data."""
         running = self.actors.get(mesh)
-        if running is not None:
+        if isinstance(running, RunningActor):
             running.supervise(failure)
 
     def on_call(self, record: Record) -> None:
@@ -159,7 +160,7 @@ class Executor:
             return SupervisionError("there is no such actor in this process any more")
         return ActorStopped(f"the mesh was stopped: {reason}")
 
-    def _refuse(self, head: CallHead, running: RunningActor | None, error: MonarchError) -> None:
+    def _refuse(self, head: CallHead, running: Addressee | None, error: MonarchError) -> None:
         rank = running.rank if running is not None else 0xFFFFFFFF
         self.send(head.sender, False, records.reply(Status.FAULT, rank, head.key), error_to_json(error))
 

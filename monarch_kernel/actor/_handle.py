@@ -60,18 +60,53 @@ class Handle:
         return [self.ready]
 
 
-def mention(handle: Handle) -> None:
-    """A mesh that is still being spawned is being pickled: the message that holds it has to wait for it."""
-    found: list[Handle] | None = getattr(_mentioned, "handles", None)
+class Carried:
+    """Keeps something that is being pickled, until whoever gets it has had the time to say so.
+
+    A call that takes it along (`Call.carried`) keeps it until it is over and a little longer. Of other messages it is
+    not known when they are read: it expires.
+    """
+
+    __slots__ = ("taken_along", "what")
+
+    def __init__(self, what: object) -> None:
+        self.what: object = what
+        self.taken_along = False
+
+    def waits(self) -> Sequence[Future[Any]]:
+        """Nothing."""
+        return ()
+
+    def let_go(self) -> None:
+        """It is there."""
+        self.what = None
+
+    def expire(self) -> None:
+        """Nobody has said that it took it along."""
+        if not self.taken_along:
+            self.what = None
+
+
+Mentioned = Handle | Carried
+
+
+def mention(what: Mentioned) -> None:
+    """What is being pickled concerns the message that holds it: a mesh still being spawned has to be there first."""
+    found: list[Mentioned] | None = getattr(_mentioned, "found", None)
     if found is None:
-        found = _mentioned.handles = []
-    found.append(handle)
+        found = _mentioned.found = []
+    found.append(what)
+
+
+def mentioned() -> Sequence[Mentioned]:
+    """What the message that this thread has just pickled mentions."""
+    found: list[Mentioned] | None = getattr(_mentioned, "found", None)
+    if not found:
+        return ()
+    _mentioned.found = []
+    return found
 
 
 def mentioned_pending() -> Sequence[Future[Any]]:
     """What the message that this thread has just pickled must wait for."""
-    found: list[Handle] | None = getattr(_mentioned, "handles", None)
-    if not found:
-        return ()
-    _mentioned.handles = []
-    return [wait for handle in found for wait in handle.waits()]
+    return [wait for what in mentioned() for wait in what.waits()]

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
-from ..errors import StaleHandle
 from ..protocol import pickling
 from ..protocol.code import registry as code_registry
 from ..protocol.fingerprint import arguments_digest
@@ -18,7 +17,7 @@ from ._endpoint import Endpoint, endpoints_of, plain_method
 from ._future import Future, resolved
 from ._handle import Handle, mention, mentioned_pending
 from ._ndslice import NDSlice
-from ._provider import current_runtime, known_runtime
+from ._provider import current_runtime, runtime_of
 from ._region import Region
 from ._runtime import Runtime, SpawnPlan
 from ._shape import MeshTrait
@@ -91,22 +90,9 @@ def _portable(record: MeshRecord) -> dict[str, Any]:
 
 
 def _found(cls: type[Mesh], reference: dict[str, Any], data: dict[str, Any], region: Region | None) -> Any:
-    runtime = _here(reference, data["name"])
+    runtime = runtime_of(reference, data["name"])
     handle = runtime.handle(MeshRecord.from_dict(data))
     return cls(handle, region)
-
-
-def _here(reference: dict[str, Any], name: str) -> Runtime:
-    """What carries an unpickled handle in this process. Never a private session that is started for it."""
-    runtime = known_runtime()
-    if runtime is None:
-        raise StaleHandle(
-            f"this handle belongs to session {reference['session']}, and nothing is attached here: "
-            f"monarch_kernel.attach({reference['session']!r}) first",
-            mesh=name,
-        )
-    runtime.check_reference(reference, name)
-    return runtime
 
 
 class ActorMesh(Mesh, Generic[A]):
@@ -357,7 +343,7 @@ class HostMesh(MeshTrait):
 
 
 def _found_hosts(reference: dict[str, Any], region: Region) -> HostMesh:
-    runtime = _here(reference, "hosts")
+    runtime = runtime_of(reference, "hosts")
     return HostMesh(runtime, region)
 
 

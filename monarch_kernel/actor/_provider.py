@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ..errors import StaleHandle
 
 if TYPE_CHECKING:
     from ._runtime import Runtime
@@ -34,3 +36,16 @@ def current_runtime() -> Runtime:
         importlib.import_module("monarch_kernel.session").start_private()
     assert _runtime is not None
     return _runtime
+
+
+def runtime_of(reference: dict[str, Any], name: str) -> Runtime:
+    """What carries an unpickled handle in this process. Never a private session that is started for it."""
+    runtime = known_runtime()
+    if runtime is None:
+        raise StaleHandle(
+            f"this handle belongs to session {reference['session']}, and nothing is attached here: "
+            f"monarch_kernel.attach({reference['session']!r}) first",
+            mesh=name,
+        )
+    runtime.check_reference(reference, name)
+    return runtime

@@ -147,6 +147,7 @@ class BodyFuture(Future[R]):
         """Run it on a thread of its own, since a loop runs on this one."""
         finished = threading.Event()
         mesh = acting()
+        bodies = [taken]  # whoever pops it decides whether it runs
         cancelled: list[BaseException] = []  # why, once nobody wants it any more
         box: dict[str, asyncio.Task[Any]] = {}
         try:
@@ -160,7 +161,7 @@ class BodyFuture(Future[R]):
                 run_actor(mesh)  # a wait for the actor that is blocked by this is refused, see `check_self_wait`
             _here.driving = True
             try:
-                box["task"] = task = self._start(taken, loop)
+                box["task"] = task = self._start(bodies.pop(), loop)
                 if cancelled:
                     task.cancel()
                 loop.run_until_complete(asyncio.wait({task}))
@@ -176,17 +177,15 @@ class BodyFuture(Future[R]):
         helper = threading.Thread(target=run, name="monarch-returns-future", daemon=True)
         try:
             helper.start()
-        except RuntimeError as error:
-            loop.close()
-            self._unstarted(taken, error)
-            raise
-        except BaseException:  # interrupted; it may run already
-            self._fail(asyncio.CancelledError())
-            raise
-        try:
             # Not `Thread.join`, which returns at once after one that was interrupted.
             finished.wait(timeout)
-        except BaseException:
+        except BaseException as error:
+            if bodies:  # the thread could not start, or has not begun
+                with contextlib.suppress(IndexError):
+                    self._unstarted(bodies.pop(), error)
+                    if isinstance(error, RuntimeError):
+                        loop.close()
+                    raise
             self._cancel_on_helper(asyncio.CancelledError(), loop, box, cancelled, finished)
             raise
         if not finished.is_set():

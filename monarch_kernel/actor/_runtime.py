@@ -19,6 +19,7 @@ from ._context import context
 from ._executor import Executor
 from ._future import Future
 from ._handle import Handle
+from ._mailbox import Mailbox
 from ._region import Region
 
 
@@ -72,6 +73,8 @@ class Runtime(ABC):
         self.executor = Executor(io, self._answer, CONTROLLER if controller else host)
         self._handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
         self._handles_lock = threading.Lock()
+        self.mailbox = Mailbox(self)
+        self.executor.actors[self.sender] = self.mailbox  # it is called like an actor
 
     # -- what a process's kind decides
 

@@ -56,6 +56,7 @@ class Daemon:
             caller_renewed=self.router.origin_renewed,
         )
         self.router.procs = self.procs
+        self.procs.settled = self.router.nobody
         self.router.peers = self.peers
         self.peers.procs_by_sender = self._proc_by_sender
         self.spawning = Spawning(host, self.procs, self.router, self.peers, self.tell)

@@ -76,6 +76,8 @@ class Procs:
         self.by_id: dict[str, Proc] = {}
         self.actors: dict[int, dict[int, Proc]] = {}
         self._stopping: dict[tuple[int, int], asyncio.Future[None]] = {}
+        self.settled: Callable[[list[Record]], None] = lambda kept: None
+        self._early: dict[int, list[Record]] = {}
         self.stopped: dict[int, str] = {}  # why, of the meshes stopped last
         self._deliver = deliver
         self._changed = changed
@@ -212,6 +214,7 @@ class Procs:
                 proc.link = ResumableLink(self._loop, lambda got: self._deliver(proc, got), 0)
             proc.link.id = words["link"]
         proc.sender = words["sender"]
+        self.actors[proc.sender] = {0: proc}  # its mailbox is called like an actor, see `actor._mailbox`
         proc.pid = pid
         self._pipes[pipe] = proc
         pipe.greet({"resumed": resumed, "received": proc.link.state.got, "epoch": list(self.host.gate.epoch)})
@@ -220,8 +223,28 @@ class Procs:
         proc.link.up(pipe, words["received"] if resumed else 0)
         if not proc.up.done():
             proc.up.set_result(None)
+        for record in self._early.pop(proc.sender, ()):
+            proc.send(record)
+        self._settle()
         self._changed(self.host.registry.rank_constructed(proc.mesh, proc.rank))
         return proc.link.feed
+
+    def keep(self, mailbox: int, record: Record) -> bool:
+        """Keep a message to a mailbox that is not known, if it may be of a process that is yet to come back here."""
+        if not self._some_to_come():
+            return False
+        self._early.setdefault(mailbox, []).append(record)
+        return True
+
+    def _some_to_come(self) -> bool:
+        return any(proc.pid and proc.dead is None and not proc.up.done() for proc in self.by_id.values())
+
+    def _settle(self) -> None:
+        """Once all processes are here or dead, what was kept for others is for nobody."""
+        if self._early and not self._some_to_come():
+            early, self._early = self._early, {}
+            for kept in early.values():
+                self.settled(kept)
 
     def _told(self, proc: Proc, words: dict[str, Any]) -> None:
         """What a proc says of itself to a daemon that it has not spoken to."""
@@ -289,6 +312,8 @@ class Procs:
                 changes += registry.rank_died(proc.mesh, proc.rank, fault)
             self._changed(changes)
         self._gone(proc)
+        self.actors.pop(proc.sender, None)
+        self._settle()
 
     def _death(self, mesh: str, rank: int, proc: Proc) -> ProcDied:
         dead = proc.dead or {}
@@ -299,6 +324,13 @@ class Procs:
             text += f"\nIts log: {dead['log']}"
         text += f"\nBring it back with: %monarch restart {mesh}[{rank}]"
         return ProcDied(text, mesh=mesh, rank=rank, host=self.host.index)
+
+    def death(self, proc: Proc) -> MonarchError:
+        """Why a process is gone."""
+        if proc.ending is not None:
+            return proc.ending
+        record = self.host.registry.get(proc.mesh)
+        return self._death(record.name if record is not None else "procs", proc.rank, proc)
 
     def why_not(self, record: MeshRecord | None, rank: int) -> MonarchError:
         """Why a rank of an actor mesh cannot be called."""

@@ -140,13 +140,25 @@ class Router:
         self._layouts.pop(mesh, None)
 
     def _deliver(self, head: CallHead, entry: Entry, record: Record, ranks: Iterable[int]) -> None:
+        if not ranks:
+            return
         placed = self.procs.actors.get(head.mesh)
+        if placed is None and self.host.registry.get(head.mesh) is None and self.procs.keep(head.mesh, record):
+            return
         for rank in ranks:
             proc = placed.get(rank) if placed is not None else None
             if proc is not None and proc.dead is None and proc.ending is None:
                 proc.link.send(record)
             else:
                 self.fail(entry, rank, self.procs.why_not(self.host.registry.get(head.mesh), rank))
+
+    def nobody(self, kept: Iterable[Record]) -> None:
+        """Messages that were kept for a mailbox are for none of the processes here."""
+        for record in kept:
+            entry = self.ledger.entries.get(records.parse_call(record).key)
+            if entry is not None:
+                for rank in list(entry.waiting):
+                    self.fail(entry, rank, self.procs.why_not(None, rank))
 
     def _pass_on(self, head: CallHead, entry: Entry, record: Record, remote: dict[int, list[int]]) -> None:
         for host, ranks in remote.items():
@@ -260,8 +272,9 @@ class Router:
             record = registry.get(mesh)
             for rank, held in placed.items():
                 if held is proc:
+                    why = self.procs.why_not(record, rank) if record is not None else self.procs.death(proc)
                     for entry in self.ledger.waiting_on(mesh, rank):
-                        self.fail(entry, rank, self.procs.why_not(record, rank))
+                        self.fail(entry, rank, why)
         # What was still under way in actors that were stopped before it, or together with it.
         for entry in list(self.ledger.entries.values()):
             record = registry.get(entry.key[1]) if entry.waiting else None
@@ -277,15 +290,13 @@ class Router:
 
     def host_lost(self, host: int, error: MonarchError) -> None:
         """No word from another host: answer for its ranks, and bring others up to date where it was the root."""
-        registry = self.host.registry
         for entry in list(self.ledger.entries.values()):
             origin: Any = entry.origin
             if origin is not None and origin.kind == "host" and origin.id == host:
                 entry.origin = None
                 self._rootless(entry, lost=True)
-            record = registry.get(entry.key[1])
-            if record is not None and (origin is None or origin.kind != "host"):
-                for rank in [r for r in entry.waiting if r < len(record.hosts) and record.hosts[r] == host]:
+            if origin is None or origin.kind != "host":
+                for rank in self._waiting_at(entry, host):
                     self.fail(entry, rank, error)
 
     def origin_renewed(self, origin: Any) -> None:
@@ -333,8 +344,8 @@ class Router:
                 continue
             if not entry.waiting:
                 continue
-            layout = self._layout(entry.key[1]) or {}
-            if not any(rank in entry.waiting for rank in layout.get(host, ())):
+            waiting = self._waiting_at(entry, host)
+            if not waiting:
                 continue
             target = self.peers.to(host)
             if target is None:
@@ -343,7 +354,14 @@ class Router:
                 head = records.parse_call(entry.record)
                 target.send(*records.with_flags(entry.record, head.flags | RELAYED))
             else:
-                target.send(self._question(entry, host, [r for r in layout[host] if r in entry.waiting]))
+                target.send(self._question(entry, host, waiting))
+
+    def _waiting_at(self, entry: Entry, host: int) -> list[int]:
+        """The ranks on a host that a call still waits for."""
+        record = self.host.registry.get(entry.key[1])
+        if record is None:  # a mailbox, which is on the one host that its messages name
+            return list(entry.waiting) if entry.hosts == (host,) else []
+        return [rank for rank in entry.waiting if rank < len(record.hosts) and record.hosts[rank] == host]
 
     def _question(self, entry: Entry, host: int, ranks: list[int]) -> bytes:
         """Asks a host for the outcome of a call whose bytes are not here."""
