@@ -10,6 +10,7 @@
     │   ├── ActorStopped                  it was stopped on purpose
     │   ├── ActorRestarted                the call was in flight when its rank was restarted
     │   ├── HostLost                      no word from its host's daemon
+    │   ├── Deadlock                      actors wait for each other, or one for itself
     │   └── OutcomeUnknown                nobody alive knows whether the call ran
     ├── WouldBlockRuntime  (RuntimeError) a wait would stop the event loop that has to bring its answer
     ├── SpawnError         (RuntimeError) processes or actors could not be started
@@ -43,6 +44,7 @@ __all__ = [
     "ConnectionLost",
     "ConstructorFailed",
     "ControllerPresent",
+    "Deadlock",
     "HostLost",
     "LaunchError",
     "MonarchError",
@@ -143,6 +145,10 @@ class ActorRestarted(SupervisionError):
 
 class HostLost(SupervisionError):
     """The host's daemon has not been heard of for longer than the reconnect window."""
+
+
+class Deadlock(SupervisionError):
+    """Actors wait for each other in a circle, or one for itself: the wait could never end. The message names all."""
 
 
 class OutcomeUnknown(SupervisionError):

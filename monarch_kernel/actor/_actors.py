@@ -63,6 +63,8 @@ class RunningActor:
         Why it takes no more messages, once it does not.
     over
         Done when it has ended and cleaned up, or has had its time to.
+    current
+        The message that it is in the middle of, which the next one waits for.
     """
 
     thread_name: str
@@ -75,6 +77,7 @@ class RunningActor:
         self.extent = Extent(record.labels, record.sizes)
         self.error: MonarchError | None = None
         self.over: Future[None] = Future()
+        self.current: Outcome | None = None
         self._failure: SupervisionError | None = None
         self._stopping: str | None = None
         self._payload: Record | None = payload
@@ -119,6 +122,20 @@ class RunningActor:
         raise NotImplementedError
 
     # -- from any thread
+
+    @property
+    def thread(self) -> int | None:
+        """The identifier of its thread."""
+        return self._thread.ident
+
+    @property
+    def constructing(self) -> bool:
+        """Whether its constructor has not returned yet."""
+        return self._object is None and self.error is None
+
+    def under_way(self) -> bool:
+        """Whether it is in the middle of something, or a message waits."""
+        return self.current is not None or self.constructing or not self._idle()
 
     def stop_itself(self, reason: str | None) -> None:
         """`Instance.stop`: end this one actor after the messages that it has."""
@@ -237,7 +254,9 @@ class RunningActor:
 
     def _enter(self, item: Item) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
         """Method and arguments of a message, its context set; None when it has been answered already."""
-        head, record, _ = item
+        head, record, outcome = item
+        outcome.begun = True
+        self.current = outcome
         _current.set(self._message_rank(head))
         try:
             args, kwargs = pickling.loads(*pickling.decode(memoryview(record)[head.body :]))
@@ -247,6 +266,8 @@ class RunningActor:
             return None
         if head.flags & records.PORT:
             from ._ports import response_port
+
+            outcome.port = True
 
             return method, (response_port(self.executor, self, item), *args), kwargs
         return method, args, kwargs
@@ -376,6 +397,7 @@ class SyncActor(RunningActor):
                 break
             entered = self._enter(item)
             if entered is None:
+                self.current = None
                 continue
             method, args, kwargs = entered
             del entered
@@ -389,6 +411,7 @@ class SyncActor(RunningActor):
             # What a call was given and brought must not live until the next one comes.
             args, kwargs = (), {}
             del item, method
+            self.current = None
         _current.set(self._here)
         self._clean()
         self._ended()
@@ -432,10 +455,9 @@ class AsyncActor(RunningActor):
         self._loop = asyncio.new_event_loop()
         self._some = asyncio.Event()
         self._awake = False
-        self._busy = False
         self._closing = False
         self._main_task: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Outcome] = {}
         self._failures: deque[dict[str, Any]] = deque()
         self._jobs: deque[Callable[[], object]] = deque()
         self._supervising: asyncio.Task[None] | None = None
@@ -478,6 +500,18 @@ class AsyncActor(RunningActor):
 
     def _idle(self) -> bool:
         return not self._items
+
+    def tasks(self) -> list[tuple[asyncio.Task[Any], Outcome]]:
+        """The messages that it is in the middle of, with the tasks in which they are awaited. From any thread."""
+        found: list[tuple[asyncio.Task[Any], Outcome]] = list(self._tasks.items())
+        main, current = self._main_task, self.current
+        if main is not None and current is not None:
+            found.append((main, current))
+        return found
+
+    def under_way(self) -> bool:
+        """Whether it is in the middle of something, or a message waits."""
+        return super().under_way() or bool(self._tasks)
 
     # -- on the loop
 
@@ -540,27 +574,28 @@ class AsyncActor(RunningActor):
     async def _handle(self, item: Item) -> None:
         entered = self._enter(item)
         if entered is None:
+            self.current = None
             return
         method, args, kwargs = entered
         if item[0].endpoint in self._concurrent:
             task = self._loop.create_task(self._beside(item, method, args, kwargs))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks[task] = item[2]
+            task.add_done_callback(self._tasks.pop)
+            self.current = None
             return
-        self._busy = True
         try:
             value = method(*args, **kwargs)
             if type(value) is CoroutineType or asyncio.iscoroutine(value):
                 value = await value
         except BaseException as error:
-            self._busy = False
+            self.current = None
             if isinstance(error, asyncio.CancelledError):
                 self._not_cancelled()
                 if self.error is not None:
                     return  # cut off by the actor's end, which answers
             self._raised(item, error)
         else:
-            self._busy = False
+            self.current = None
             self._returned(item, value)
 
     async def _beside(self, item: Item, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -583,7 +618,7 @@ class AsyncActor(RunningActor):
         """Once there is an error: cut off the message that is awaited, and go."""
         if self.error is None or self._main_task is None:
             return
-        if self._busy and asyncio.current_task() is not self._main_task:
+        if self.current is not None and asyncio.current_task() is not self._main_task:
             self._main_task.cancel()
         else:
             self._some.set()

@@ -88,6 +88,14 @@ class Call:
     def finished(self) -> None:
         """All have answered."""
 
+    def missing(self) -> list[int]:
+        """The ranks whose answers it waits for; none while it waits to leave, unless that is for their construction."""
+        ready = self.handle.ready
+        if self.waits and (ready is None or ready.done()):
+            return []
+        whole = self.region is self.handle.region
+        return [p if whole else self.region.rank_at(p) for p, answered in enumerate(self.got) if not answered]
+
     def needs_all(self) -> Sequence[Future[Any]]:
         """The futures that wait for every rank."""
         return ()
@@ -111,6 +119,10 @@ class GatheredCall(Call):
     def needs_all(self) -> Sequence[Future[Any]]:
         """The one."""
         return (self.future,)
+
+    def missing(self) -> list[int]:
+        """None once there is an error, which is told soon."""
+        return super().missing() if self._raised is None else []
 
     def answer(self, position: int, make: Callable[[], Any], failed: bool) -> None:
         """Keep it, or fail the whole."""
@@ -160,8 +172,8 @@ class StreamedCall(Call):
         self._next = 0
 
     def needs_all(self) -> Sequence[Future[Any]]:
-        """With one rank, the one; with more, which of them waits for which rank is not known."""
-        return self.futures if len(self.futures) == 1 else ()
+        """The last: which rank the others wait for is not known."""
+        return self.futures[-1:]
 
     def answer(self, position: int, make: Callable[[], Any], failed: bool) -> None:
         """Give it to the next in line."""
@@ -273,6 +285,10 @@ class Caller:
         )
 
     # -- the rest runs on the I/O thread
+
+    def under_way(self) -> list[Call]:
+        """The calls that have not been answered."""
+        return list(self.calls.values())
 
     def _leave(self, call: Call) -> None:
         self._taken += 1

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import SupervisionError
+from ..errors import Deadlock
 from ._shape import Extent, Point
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def check_self_wait(future: Future[Any], *, blocking: bool) -> None:
     # A synchronous actor has no task: whatever loop runs on its thread runs in the middle of a message.
     if not blocking and _thread.task is not None and asyncio.current_task() is not _thread.task:
         return
-    raise SupervisionError(
+    raise Deadlock(
         f"{current_actor_name()} would wait for ever: its call of {own.endpoint!r} goes to itself, and an actor "
         f"handles one message at a time. Call the method itself (self.{own.endpoint}(...)), or do not wait for the "
         "answer here"

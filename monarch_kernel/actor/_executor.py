@@ -24,6 +24,7 @@ from ._future import Future, resolved
 
 if TYPE_CHECKING:
     from ._debugger import Breakpoints
+    from ._waits import Watch
 
 KEPT_BYTES = 256 << 20
 """What a process keeps of large answers whose caller has not said that it has them."""
@@ -50,6 +51,8 @@ class Outcome:
     actor: Addressee
     answer: tuple[Record, ...] | None = None
     size: int = 0  # of a large answer
+    begun: bool = False
+    port: bool = False  # whether it answers through a port
 
 
 class Executor:
@@ -74,6 +77,7 @@ class Executor:
         self._large_bytes = 0
         self._large_lock = threading.Lock()
         self._stopped: dict[int, str] = {}
+        self.watch: Watch | None = None
         self.breakpoints: Breakpoints | None = None  # in a proc; a controller's actors stop at pdb's own prompt
 
     # -- on the I/O thread
@@ -87,6 +91,8 @@ class Executor:
         running: RunningActor = (SyncActor if sync else AsyncActor)(self, record, rank, payload, procs)
         self.actors[record.id] = running
         running.start()
+        if self.watch is not None and not self.watch.on:
+            self.watch.start()
 
     def stop(self, mesh: int, reason: str, *, now: bool = False) -> Future[None]:
         """Stop the actor of this mesh, after the messages that it has; with `now`, after the one in progress.
@@ -143,6 +149,8 @@ class Executor:
             self._refuse(head, None, self.missing(head.mesh))
             return
         outcome = book.calls[number] = Outcome(head.endpoint, time.time(), running)
+        if self.watch is not None and not self.watch.on:
+            self.watch.start()
         running.put((head, record, outcome))
 
     def handled(self, sender: int, mesh: int, number: int) -> bool:
@@ -152,6 +160,12 @@ class Executor:
             return False
         outcome = book.calls.get(number)
         return outcome is None or outcome.answer is not None
+
+    def unanswered(self, sender: int, mesh: int, number: int) -> Outcome | None:
+        """A message that came here and has no answer yet."""
+        book = self._books.get((sender, mesh))
+        outcome = book.calls.get(number) if book is not None else None
+        return outcome if outcome is not None and outcome.answer is None else None
 
     def missing(self, mesh: int) -> MonarchError:
         """Why there is no actor of this mesh here."""

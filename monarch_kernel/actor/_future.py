@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar
 
 from ..protocol.loop import check_answerable
+from . import _blocking
 from ._context import check_self_wait
 
 R = TypeVar("R", covariant=True)
@@ -122,12 +123,23 @@ class Future(Generic[R]):
         latch = threading.Lock()
         latch.acquire()
         self._when_done(latch.release)
-        while not self._done:
-            left = _SLICE if until is None else min(_SLICE, until - time.monotonic())
-            if left <= 0:
-                self._forget(latch.release)
-                return self._done
-            latch.acquire(timeout=left)
+        seen: _blocking.Blocked | None = None
+        try:
+            while not self._done:
+                left = _SLICE if until is None else min(_SLICE, until - time.monotonic())
+                if left <= 0:
+                    self._forget(latch.release)
+                    return self._done
+                if latch.acquire(timeout=left):
+                    continue
+                if seen is None:
+                    seen = _blocking.enter(_blocking.Blocked(lambda: self, until is not None))
+                elif seen.error is not None:
+                    self._forget(latch.release)
+                    raise seen.error
+        finally:
+            if seen is not None:
+                _blocking.leave(seen)
         return True
 
     # -- for users
@@ -194,7 +206,7 @@ class Future(Generic[R]):
                         self._forget(here)
         return self._open()  # type: ignore[no-any-return]
 
-    def _waiter(self) -> asyncio.Future[Any] | None:
+    def _waiter(self) -> _blocking.Waiter | None:
         """A future of the running loop to wait for this one with; None when the answer is here.
 
         Raises
@@ -208,7 +220,9 @@ class Future(Generic[R]):
             return None
         check_answerable()
         check_self_wait(self, blocking=False)
-        return loop.create_future()
+        waiter = _blocking.Waiter(loop=loop)
+        waiter.source = self
+        return waiter
 
     def _wake(self, waiter: asyncio.Future[Any], finish: Callable[[], None]) -> Callable[[], None]:
         """Once the answer is here, `finish` on the loop of `waiter` if that still waits."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from ..errors import WouldBlockRuntime
+from ._blocking import until_done
 from ._context import acting, run_actor
 from ._future import Future, check_timeout
 
@@ -131,7 +132,8 @@ class BodyFuture(Future[R]):
         try:
             task = self._start(taken, loop)
             try:
-                done, _ = loop.run_until_complete(asyncio.wait({task}, timeout=timeout))
+                with until_done(lambda: task, timed=timeout is not None):
+                    done, _ = loop.run_until_complete(asyncio.wait({task}, timeout=timeout))
             except BaseException:
                 self._fail(asyncio.CancelledError())
                 raise
@@ -178,7 +180,8 @@ class BodyFuture(Future[R]):
         try:
             helper.start()
             # Not `Thread.join`, which returns at once after one that was interrupted.
-            finished.wait(timeout)
+            with until_done(lambda: box.get("task"), timed=timeout is not None):
+                finished.wait(timeout)
         except BaseException as error:
             if bodies:  # the thread could not start, or has not begun
                 with contextlib.suppress(IndexError):

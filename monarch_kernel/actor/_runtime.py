@@ -21,6 +21,7 @@ from ._future import Future
 from ._handle import Handle
 from ._mailbox import Mailbox
 from ._region import Region
+from ._waits import Watch
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Runtime(ABC):
         self._handles_lock = threading.Lock()
         self.mailbox = Mailbox(self)
         self.executor.actors[self.sender] = self.mailbox  # it is called like an actor
+        self.watch = self.executor.watch = Watch(self)
 
     # -- what a process's kind decides
 

@@ -43,6 +43,7 @@ class Kind(IntEnum):
     SUPERVISE = 12  # a fault of a mesh, on its way to the actor that owns the mesh
     LOG = 13  # lines that ranks have printed; to a proc: what it is to log
     DEBUG = 14  # a line for the debugger of a rank, and what it printed
+    WAIT = 15  # asks what keeps ranks from answering a call, on behalf of somebody who waits for it
 
 
 class Status(IntEnum):
@@ -211,7 +212,7 @@ def parse_response(record: Record) -> tuple[int, bool, Record]:
 
 
 def notice(kind: Kind, what: dict[str, Any], payload: Record = b"") -> list[Record]:
-    """An EVENT, CREATE, CREATED, STOP, PULSE, SUPERVISE, LOG or DEBUG record: JSON and perhaps a payload, as chunks."""
+    """A record (EVENT, CREATE, PULSE and others from there on) of JSON and perhaps a payload, as chunks."""
     text = json.dumps(what).encode()
     return [_CREATE.pack(kind, len(text)) + text, payload] if len(payload) else [_CREATE.pack(kind, len(text)) + text]
 

@@ -263,6 +263,8 @@ class Controller(Runtime):
                 self.executor.on_call(record)
             elif kind == Kind.RELEASE:
                 self.executor.on_release(record)
+            elif kind == Kind.WAIT:
+                self.watch.heard(record)
 
     def _all_ended(self) -> bool:
         return all(statefile.ended(self.file, member) for member in self.file.members)

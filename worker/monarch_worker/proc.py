@@ -132,6 +132,8 @@ class ProcRuntime(Runtime):
                 self._stop(records.parse_notice(record)[0])
             elif kind == Kind.RESPONSE:
                 self._responded(record)
+            elif kind == Kind.WAIT:
+                self.watch.heard(record)
             elif kind == Kind.DEBUG:
                 self.breakpoints.heard(records.parse_notice(record)[0])
 

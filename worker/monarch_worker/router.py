@@ -64,6 +64,8 @@ class Router:
                 self._request(origin, record)
             elif kind == Kind.STABLE:
                 self._stable(records.parse_keyed(record))
+            elif kind == Kind.WAIT:
+                self._probe(record)
             elif kind == Kind.DEBUG:
                 self.debugging.heard(origin, records.parse_notice(record)[0])
             elif kind == Kind.PULSE:
@@ -203,6 +205,20 @@ class Router:
         if not head.flags & RELAYED:
             waiting = {h: [r for r in theirs if r in entry.waiting] for h, theirs in remote.items()}
             self._pass_on(head, entry, record, {h: theirs for h, theirs in waiting.items() if theirs})
+
+    def _probe(self, record: Record) -> None:
+        """A question to ranks that keep somebody waiting. What cannot be delivered is answered for already."""
+        what = records.parse_notice(record)[0]
+        if what["host"] != self.host.index:
+            target = self.peers.to(what["host"])
+            if target is not None:
+                target.send(record)
+            return
+        placed = self.procs.actors.get(what["key"][1], {})
+        for rank in what["ranks"]:
+            proc = placed.get(rank)
+            if proc is not None and proc.dead is None:
+                proc.link.send(record)
 
     # -- answers
 
