@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_kernel.actor._lifecycle import CLEANUP_WITHIN, EXIT_WITHIN
 from monarch_kernel.errors import ActorRestarted, ActorStopped, HostLost, MonarchError, ProcDied, SupervisionError
-from monarch_kernel.protocol import records
+from monarch_kernel.protocol import dataplane, records
 from monarch_kernel.protocol.faults import error_from_dict, error_to_json
 from monarch_kernel.protocol.frames import Record
 from monarch_kernel.protocol.links import ResumableLink
@@ -217,7 +217,15 @@ class Procs:
         self.actors[proc.sender] = {0: proc}  # its mailbox is called like an actor, see `actor._mailbox`
         proc.pid = pid
         self._pipes[pipe] = proc
-        pipe.greet({"resumed": resumed, "received": proc.link.state.got, "epoch": list(self.host.gate.epoch)})
+        pipe.greet(
+            {
+                "resumed": resumed,
+                "received": proc.link.state.got,
+                "epoch": list(self.host.gate.epoch),
+                "data_key": dataplane.key(self.host.secret, self.host.sid).hex(),
+                "data_address": dataplane.address_of(self.host.addresses[self.host.index]),
+            }
+        )
         if not resumed:
             self._told(proc, words)
         proc.link.up(pipe, words["received"] if resumed else 0)
