@@ -20,7 +20,7 @@ from ..actor._region import Region
 from ..actor._runtime import Runtime, SpawnPlan
 from ..errors import ConnectionLost, HostLost, MonarchError, NotAttached, SessionEnded
 from ..launch.base import filtered_environment
-from ..protocol import WIRE, records, statefile
+from ..protocol import WIRE, dataplane, records, statefile
 from ..protocol import host_pb2 as pb
 from ..protocol.dial import DialledLink, lost_host
 from ..protocol.frames import Record
@@ -382,6 +382,11 @@ class Controller(Runtime):
             record = MeshRecord(id=new_id(), kind="procs", name="controller", hosts=(CONTROLLER,), owner="client")
             self._own = self.handle(record)
         return self._own, None
+
+    def data_plane(self) -> tuple[bytes, str]:
+        """Of a session on this machine, on the loopback."""
+        addresses = [member.address for member in self.file.members]
+        return dataplane.key(self.file.secret, self.sid), dataplane.address_towards(addresses)
 
     def close_calls(self, error: MonarchError) -> None:
         """Every call fails, later ones too."""
