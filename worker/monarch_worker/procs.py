@@ -25,6 +25,7 @@ from monarch_kernel.state.records import MeshRecord
 from monarch_kernel.state.registry import Decision
 from monarch_kernel.state.times import TIMES
 from monarch_worker.host import Host, signal_name, start_time, tail
+from monarch_worker.lent import as_here
 
 STOP_WITHIN = 10.0
 """Seconds that stopping an actor waits for the messages that it has; it goes on with them, and nobody waits."""
@@ -146,7 +147,7 @@ class Procs:
         return os.path.join(self.host.logs, f"{safe}-{record.id & 0xFFFF:04x}-r{rank}.log")
 
     def _spec(self, record: MeshRecord, rank: int, kid: str) -> dict[str, Any]:
-        spec = record.spec
+        spec = as_here(record.spec, self.host.config.get("own"))
         mine = record.ranks_on(self.host.index)
         me = {
             "socket": self.socket,
