@@ -107,12 +107,27 @@ class RunningActor:
         """Stop after the messages that are there; with `now`, after the one in progress. Gives `over`."""
         self._stopping = reason
         if now and self.error is None:
-            self.error = ActorStopped(f"{self.name} was stopped: {reason}", **self._about())
-        if self._object is None:
-            # A constructor that runs cannot be ended, and nobody waits for it: what it makes is let go.
-            self.over._resolve(lambda: None)
+            self.error = self._stopped()
         self._stop()
+        if not self.over.done():
+            self.executor.io.loop.call_later(_lifecycle.STOP_WITHIN, self._give_up)
         return self.over
+
+    def _give_up(self) -> None:
+        """The constructor, or the messages that were there, have had their time: nobody waits for them any more."""
+        if self.over.done():
+            return
+        if self.error is None:
+            self.error = self._stopped()
+        self.executor.settle(self, error_to_json(self.error))
+        self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Leave the message in progress where that can be done, or else leave it alone."""
+        raise NotImplementedError
+
+    def _stopped(self) -> MonarchError:
+        return ActorStopped(f"{self.name} was stopped: {self._stopping}", **self._about())
 
     def supervise(self, failure: dict[str, Any]) -> None:
         """A mesh that this actor owns has failed."""
@@ -216,7 +231,7 @@ class RunningActor:
         """The last thing that its thread does: let go of the object, and answer what nobody will answer now."""
         self._object = None
         if self.error is None:
-            self.error = ActorStopped(f"{self.name} was stopped: {self._stopping}", **self._about())
+            self.error = self._stopped()
         self.executor.settle(self, error_to_json(self.error))
         self.over._resolve(lambda: None)
 
@@ -369,6 +384,9 @@ class SyncActor(RunningActor):
         if self.error is not None and self._hook("__cleanup__") is None:
             self.over._resolve(lambda: None)  # nothing to wait for but the message in progress
 
+    def _cut_off(self) -> None:
+        self.over._resolve(lambda: None)  # a thread cannot be stopped from outside
+
     def supervise(self, failure: dict[str, Any]) -> None:
         """A mesh that this actor owns has failed."""
         self._soon(functools.partial(self._supervise, failure))
@@ -476,6 +494,10 @@ class AsyncActor(RunningActor):
         if not self._awake:
             self._awake = True
             self._on_loop(self._some.set)
+
+    def _cut_off(self) -> None:
+        self._on_loop(self._leave)
+        self._bounded()  # it may be one that never awaits
 
     def _on_loop(self, job: Callable[[], object]) -> None:
         try:

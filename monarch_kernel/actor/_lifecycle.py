@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 CLEANUP_WITHIN = 3.0
 """Seconds that `__cleanup__` has, Monarch's ``cleanup_timeout``; whoever waits for the stop waits no longer."""
 
+STOP_WITHIN = 10.0
+"""Seconds that a stop leaves an actor for its constructor and the messages it has; then they are given up."""
+
 EXIT_WITHIN = 1.0
 """Seconds in which the interpreter of a process that ends may finalize."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import MonarchError, StaleHandle
+from ..errors import ActorStopped, MonarchError, StaleHandle
 from ..protocol.links import new_id
 from ..protocol.loop import IOThread
 from ..protocol.records import CONTROLLER
@@ -19,6 +19,7 @@ from ._context import context
 from ._executor import Executor
 from ._future import Future
 from ._handle import Handle
+from ._lifecycle import STOP_WITHIN
 from ._mailbox import Mailbox
 from ._region import Region
 from ._waits import Watch
@@ -100,10 +101,6 @@ class Runtime(ABC):
     def own_procs(self) -> tuple[Handle, Region | None]:
         """The mesh that this process is a rank of, and the region of this rank."""
 
-    @abstractmethod
-    def data_plane(self) -> tuple[bytes, str]:
-        """The key of the session's data plane, and the address at which this process is reached there."""
-
     def owner(self) -> str:
         """With whom a mesh that is spawned now ends."""
         instance = context().actor_instance
@@ -183,8 +180,11 @@ class Runtime(ABC):
         except MonarchError as error:
             ready._fail(error)
             return
+        if ready.done():  # stopped before it began
+            return
         import json
 
+        handle.asked = True
         answer = self.request(
             "Spawn",
             lambda pb: pb.SpawnRequest(
@@ -220,8 +220,9 @@ class Runtime(ABC):
             return future
 
         def go() -> None:
-            if handle.ready is not None and not handle.ready.done():
-                handle.ready._when_done(lambda: self.io.post(go))
+            if (ready := handle.ready) is not None and not ready.done():
+                ready._when_done(lambda: self.io.post(go))
+                self.io.loop.call_later(STOP_WITHIN, self._give_up, handle, ready, reason)
                 return
             answer = self.request("Stop", lambda pb: pb.StopRequest(mesh=handle.id, reason=reason))
 
@@ -233,3 +234,12 @@ class Runtime(ABC):
         # Behind what was sent before: a call leaves through the same queue.
         self.io.post(go)
         return future
+
+    def _give_up(self, handle: Handle, ready: Future[Any], reason: str) -> None:
+        """A mesh that is to be stopped is still being spawned: its constructors have had their time."""
+        if ready.done():
+            return
+        if handle.asked:
+            self.request("Stop", lambda pb: pb.StopRequest(mesh=handle.id, reason=reason))
+        else:
+            ready._fail(ActorStopped(f"{handle.name} was stopped: {reason}", mesh=handle.name))

@@ -192,10 +192,10 @@ class SpawnCoordinator:
         self._waiting.add(host)
         return [Record(self._blob()), *self._send([host])]
 
-    def cancel(self, why: str, now: float) -> list[Step]:
+    def cancel(self, why: str, now: float, data: dict[str, Any] | None = None) -> list[Step]:
         """Whoever asked for the spawn wants it no more; too late once it is done, or a replacement commits."""
         if self.progress == "preparing" or (self.progress == "committing" and self.generation == 1):
-            return self._abort(Fault(why, now), now)
+            return self._abort(Fault(why, now, data=data), now)
         return []
 
     def tick(self, now: float) -> list[Step]:

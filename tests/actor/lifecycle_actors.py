@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import time
 from typing import Any
 
 from monarch_kernel.actor import Actor, MeshFailure, concurrent_endpoint, context, endpoint
@@ -26,7 +27,7 @@ class Cleaner(Actor):
     @endpoint
     def note_when(self, text: str, exists: str) -> None:
         while not os.path.exists(exists):
-            pass
+            time.sleep(0.002)
         note(self.path, text)
 
     @endpoint
@@ -156,3 +157,43 @@ class Heir(Actor):
     @endpoint
     def ping(self) -> str:
         return "pong"
+
+
+class NeverMade(Actor):
+    def __init__(self) -> None:
+        while True:
+            time.sleep(0.05)
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+
+class NeverDone(Actor):
+    @endpoint
+    def ping(self) -> str:
+        while True:
+            time.sleep(0.05)
+
+
+class AsyncNeverMade(Actor):
+    def __init__(self) -> None:
+        while True:
+            time.sleep(0.05)
+
+    @endpoint
+    async def ping(self) -> str:
+        return "pong"
+
+
+class AsyncNeverDone(Actor):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @endpoint
+    async def ping(self) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async def __cleanup__(self, error: Exception | None) -> None:
+        note(self.path, f"cleanup {error}")

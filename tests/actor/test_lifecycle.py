@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lifecycle_actors import AsyncCleaner, AsyncEndless, AsyncOwner, Cleaner, Endless, Heir, Owner
+from lifecycle_actors import (
+    AsyncCleaner,
+    AsyncEndless,
+    AsyncNeverDone,
+    AsyncNeverMade,
+    AsyncOwner,
+    Cleaner,
+    Endless,
+    Heir,
+    NeverDone,
+    NeverMade,
+    Owner,
+)
 
 from monarch_kernel.actor import Actor, ActorError, MeshFailure, SupervisionError, context, endpoint
 from monarch_kernel.actor._endpoint import endpoints_of
@@ -113,6 +125,21 @@ def test_nobody_waits_long_for_a_cleanup_that_never_ends(fresh, endless):
     began = time.monotonic()
     mesh.stop().get(timeout=WAIT)
     assert 2.5 < time.monotonic() - began < 9
+    procs.stop().get(timeout=WAIT)
+
+
+def test_a_stop_gives_up_what_never_ends_and_says_so_to_who_waits_for_it(fresh, notes):
+    procs = fresh(gpus=1)
+    kinds = {NeverMade: (), NeverDone: (), AsyncNeverMade: (), AsyncNeverDone: (str(notes),)}
+    meshes = [procs.spawn(f"endless-{cls.__name__}", cls, *args) for cls, args in kinds.items()]
+    waiting = [mesh.ping.call() for mesh in meshes] + [mesh.ping.call() for mesh in meshes]
+    stops = [mesh.stop("enough") for mesh in meshes]
+    for stop in stops:
+        stop.get(timeout=WAIT)
+    for answer in waiting:
+        with pytest.raises(SupervisionError, match=r"was stopped.*: enough"):
+            answer.get(timeout=WAIT)
+    assert lines(notes) == ["cleanup None"] * 2
     procs.stop().get(timeout=WAIT)
 
 

@@ -268,8 +268,8 @@ class Spawning:
                 record.name = registry.auto_name()
             record.created = time.time()
             for index in {*record.hosts, self.host.index}:
-                if index != self.host.index and index not in self.peers.others:
-                    raise SpawnError(f"there is no host {index}: the session has {1 + len(self.peers.others)}")
+                if not 0 <= index < len(self.host.addresses):
+                    raise SpawnError(f"there is no host {index}: the session has {len(self.host.addresses)}")
             coordinator = SpawnCoordinator(
                 record.id,
                 {*record.hosts, self.host.index},
@@ -317,8 +317,7 @@ class Spawning:
     async def _lead(
         self, coordinator: SpawnCoordinator, record: MeshRecord, payload: bytes, stop: list[int]
     ) -> MeshRecord:
-        events: asyncio.Queue[Callable[[SpawnCoordinator], list[Any]]] = asyncio.Queue()
-        self._events[record.id] = events
+        events = self._events.setdefault(record.id, asyncio.Queue())
         blob = f"spawn.{record.id:x}"
         tasks: set[asyncio.Task[None]] = set()
 
@@ -424,8 +423,14 @@ class Spawning:
 
     async def stop(self, mesh: int, reason: str, *, wait: bool = True) -> int:
         """Stop a mesh on all hosts; one that is lost stops its part when it is back."""
+        leading = self._leading.get(mesh)
+        if leading is not None:  # its constructors may never end
+            why = error_to_json(ActorStopped(f"it was stopped while it was spawned: {reason}"))
+            now, data = self._loop.time(), json.loads(why)
+            self._events.setdefault(mesh, asyncio.Queue()).put_nowait(lambda c: c.cancel(reason, now, data))
+            await asyncio.wait([leading])
         record = self.host.registry.get(mesh)
-        hosts = set(record.hosts) if record is not None else {self.host.index, *self.peers.others}
+        hosts = set(record.hosts) if record is not None else set(range(len(self.host.addresses)))
         request = pb.StopRequest(mesh=mesh, reason=reason, here=True)
         calls: list[Awaitable[Any]] = [
             self.peers.others[host].dialer.call("Stop", request, 30.0)
