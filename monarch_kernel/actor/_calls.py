@@ -505,7 +505,7 @@ class Answer:
         """Which call of which rank this answers, for error texts."""
         handle = self.call.handle
         rank = f"rank {self.rank} of {handle.region.extent!r} (host {handle.hosts[self.rank]})"
-        return f"Remote actor call {handle.name}.{self.call.endpoint}, {rank}"
+        return f"Actor call {handle.name}.{self.call.endpoint} failed: {rank}"
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

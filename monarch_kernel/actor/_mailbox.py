@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PORT, CLAIM, HOLD = "!port", "!claim", "!hold"
 UNCLAIMED = 60.0
 """Seconds that a port lives on in a message of which it is not known when it is read: an answer, or a constructor's."""
-_HEAD = struct.Struct("<QBxxxi")  # of a message to a port; as long as buffers in a body are aligned
+_HEAD = struct.Struct("<QB?xxi")  # of a message to a port; as long as buffers in a body are aligned
 _CLAIM = struct.Struct("<QQHxxxxxx")
 _HOLD = struct.Struct("<Q")
 _WHERE = struct.Struct("<I")
@@ -108,6 +108,20 @@ class Receive(Future[Any]):
             self._fail(ValueError("this message came without a rank: it was sent to the port by hand, use recv()"))
         else:
             self._resolve(lambda: (rank, make()))
+
+
+class Receipt:
+    """Of a message that carries ports of calls: it is answered once it has been opened, or is gone."""
+
+    __slots__ = ("__weakref__", "make")
+
+    def __init__(self, mailbox: Mailbox, item: Item, make: Callable[[], Any]) -> None:
+        self.make = make
+        # The collector may run anywhere, with any lock held: what follows is for the I/O thread.
+        weakref.finalize(self, mailbox.runtime.io.post, mailbox._done, item, Status.DONE).atexit = False
+
+    def __call__(self) -> Any:
+        return self.make()
 
 
 class Box:
@@ -315,7 +329,7 @@ class Mailbox:
         carried: Sequence[Carried] = (),
     ) -> None:
         """Send a message to a port of another process."""
-        head = _HEAD.pack(number, what, -1 if rank is None else rank)
+        head = _HEAD.pack(number, what, bool(carried), -1 if rank is None else rank)
         self.post(to, PORT, [head, *body], waits, carried=carried)
 
     def send_away(self, reply: Reply, port: object) -> int:
@@ -353,10 +367,14 @@ class Mailbox:
         head, record, _ = item
         body = memoryview(record)[head.body :]
         if head.endpoint == PORT:
-            number, what, rank = _HEAD.unpack_from(body)
+            number, what, carries, rank = _HEAD.unpack_from(body)
             rest = body[_HEAD.size :]
             if (box := self._boxes.get(number)) is not None:
-                box.put(None if rank < 0 else rank, opener(what, rest))
+                make = opener(what, rest)
+                if carries:
+                    box.put(None if rank < 0 else rank, Receipt(self, item, make))
+                    return
+                box.put(None if rank < 0 else rank, make)
             elif (reply := self.replies.get(number)) is not None and reply.take():
                 reply.give_as(what, rest)
         elif head.endpoint == CLAIM:

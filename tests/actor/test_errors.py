@@ -31,14 +31,16 @@ def test_an_actor_error_names_call_rank_and_host_and_shows_the_source(counters):
         counters.fail.call("no such batch", on=3).get(timeout=WAIT)
     error = caught.value
     text = str(error)
-    assert "counters.fail, rank 3 of {hosts: 2, gpus: 2} (host 1) raised ValueError" in text
+    assert "Actor call counters.fail failed: rank 3 of {hosts: 2, gpus: 2} (host 1) raised ValueError." in text
     assert "mesh_actors.py" in text
     assert "raise ValueError(text)" in text
     assert "ValueError: no such batch" in text
     assert type(error.exception) is ValueError
     assert error.exception.args == ("no such batch",)
     assert (error.mesh, error.rank, error.host) == ("counters", 3, 1)
-    assert "_executor.py" not in text
+    assert "/_actors.py" not in text
+    assert error.exception_formatted.startswith("Traceback")
+    assert error.exception_formatted.rstrip().endswith("ValueError: no such batch")
 
 
 def test_on_a_slice_the_error_names_the_rank_of_the_spawn(counters):
@@ -171,8 +173,8 @@ def test_an_error_that_passes_through_two_actors_shows_both(procs):
     with pytest.raises(ActorError) as caught:
         middle.go.call_one(target).get(timeout=WAIT)
     text = str(caught.value)
-    assert "middle.go, rank 0" in text
-    assert "target.fail, rank" in text
+    assert "middle.go failed: rank 0" in text
+    assert "target.fail failed: rank" in text
     assert "ValueError: deep down" in text
     assert isinstance(caught.value.exception, ActorError)
     assert isinstance(caught.value.exception.exception, ValueError)

@@ -104,7 +104,7 @@ def test_send_brings_answers_with_their_ranks(procs):
     send(counters.value, (), {}, port=port, selection="choose")
     assert received(receiver, 1)[0][0] == 0
     send(counters.slice(hosts=0, gpus=0).fail, ("on purpose",), {}, port=port)
-    with pytest.raises(ActorError, match=r"counted\.fail, rank 0 of .* raised ValueError"):
+    with pytest.raises(ActorError, match=r"counted\.fail failed: rank 0 of .* raised ValueError"):
         receiver.recv().get(WAIT)
     with pytest.raises(ValueError, match="selection"):
         send(counters.value, (), {}, selection="some")

@@ -141,6 +141,26 @@ def test_this_process_holds_the_port_of_a_call(pair):
         waiting.get(SOON)
 
 
+def test_a_port_in_a_channel_lives_until_somebody_receives_it(procs):
+    here = procs.slice(hosts=0, gpus=0).spawn("impatient", Answering)
+    here.keep_ports_no_longer_than_needed.call_one().get(WAIT)
+    to, receiver = Channel.open()
+    waiting = here.by_channel.call_one(to)
+    for _ in range(50):
+        here.add.call_one(1).get(WAIT)
+    assert not waiting.done()
+    port = receiver.recv().get(WAIT)
+    for _ in range(50):
+        here.add.call_one(1).get(WAIT)
+    port.send("late")
+    assert waiting.get(WAIT) == "late"
+    # What nobody receives is dropped with the receiver.
+    waiting = here.by_channel.call_one(to)
+    del receiver
+    with pytest.raises(SupervisionError, match="nobody has the port"):
+        waiting.get(WAIT)
+
+
 def test_an_answer_is_left_to_other_actors(procs, pair):
     here, _ = pair
     counter = procs.slice(hosts=1, gpus=1).spawn("counted", Counter, 8)
