@@ -15,7 +15,6 @@ PUBLIC = [
     "monarch_kernel.config",
     "monarch_kernel.errors",
     "monarch_kernel.kernel",
-    "monarch_kernel.rdma",
 ]
 
 

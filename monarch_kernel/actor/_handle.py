@@ -88,18 +88,7 @@ class Carried:
             self.what = None
 
 
-class Awaited:
-    """Something else that is pickled and may not be there yet."""
-
-    def __init__(self, ready: Future[Any]) -> None:
-        self._ready = ready
-
-    def waits(self) -> Sequence[Future[Any]]:
-        """What must be there first."""
-        return (self._ready,)
-
-
-Mentioned = Handle | Carried | Awaited
+Mentioned = Handle | Carried
 
 
 def mention(what: Mentioned) -> None:
