@@ -54,6 +54,7 @@ def shell_usage(name: str, parser: argparse.ArgumentParser) -> tuple[str, list[t
     """How a subcommand is written, and its options with what they do."""
     either = [action for group in parser._mutually_exclusive_groups for action in group._group_actions]
     parts, options = [f"monarch-kernel {name}"], []
+    words = 0
     if either:
         parts.append(f"[{' | '.join(map(written, either))}]")
     for action in parser._actions:
@@ -64,7 +65,8 @@ def shell_usage(name: str, parser: argparse.ArgumentParser) -> tuple[str, list[t
             if action not in either:
                 parts.append(f"[{written(action)}]")
         else:
-            parts.insert(1, str(action.metavar))
+            words += 1
+            parts.insert(words, str(action.metavar))
     return " ".join(parts), options
 
 
@@ -98,6 +100,7 @@ def magics_page() -> str:
         rows = []
         if command.argument is not None:
             rows.append((f"`{command.argument.value}`", command.argument.what))
+            rows += [(f"`{form}`", what) for form, what in command.argument.forms]
         for option in command.options:
             value = "|".join(option.choices) or option.value
             rows.append((f"`{option.flag} {value}`".replace(" `", "`"), option.what))

@@ -144,6 +144,38 @@ def _calls(options: argparse.Namespace) -> int:
     return 0
 
 
+def _debug(options: argparse.Namespace) -> int:
+    from monarch_kernel.actor._debug_client import Debugger
+    from monarch_kernel.magics.debug import DebugPrompt
+    from monarch_kernel.protocol import host_pb2 as pb
+    from monarch_kernel.protocol.rpc import Dialer
+    from monarch_kernel.session._controller import io_thread
+
+    file, io = _live(options.name), io_thread()
+
+    async def connect() -> Dialer:
+        return Dialer(file.members[0].address, file.secret)
+
+    head = io.run(connect(), _ANSWER)
+
+    def ask(seconds: float, **fields: Any) -> pb.DebugReply:
+        return io.run(head.call("Debug", pb.DebugRequest(**fields), seconds), seconds + _ANSWER)  # type: ignore[no-any-return]
+
+    def write(text: str) -> None:
+        print(text, end="", flush=True)
+
+    prompt = DebugPrompt(Debugger(ask), input, write, f"monarch-kernel debug {file.name}")
+    try:
+        if not options.line and sys.stdin.isatty():
+            write("help lists the commands, quit leaves.\n")
+            prompt.loop()
+        elif (page := prompt.run(" ".join(options.line))) is not None:
+            print(page.text())
+    finally:
+        io.run(head.close(), _ANSWER)
+    return 0
+
+
 def _down(options: argparse.Namespace) -> int:
     from monarch_kernel.protocol import statefile
     from monarch_kernel.session import down
@@ -374,6 +406,10 @@ def _parser() -> argparse.ArgumentParser:
     calls = command("calls", _calls, "list the calls that a session runs, or keeps the answers of")
     calls.add_argument("name", metavar="NAME")
     lists(calls)
+
+    debug = command("debug", _debug, "list the ranks of a session that stand at a breakpoint(), and talk to them")
+    debug.add_argument("name", metavar="NAME")
+    debug.add_argument("line", metavar="[WORDS]", nargs=argparse.REMAINDER, help="as after %%monarch debug")
 
     down = command("down", _down, "release a session: end everything that runs in it, and wait until it is gone")
     down.add_argument("name", metavar="NAME")

@@ -22,7 +22,6 @@ from ._context import Context, Instance, context, current_actor_name, current_ra
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from ._future import Future
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
-from ._mock import patch_actor
 from ._ports import Channel, Port, PortReceiver
 from ._returns import returns_future
 from ._shape import Extent, NDSlice, Point, Region, Shape
@@ -59,7 +58,6 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
-    "patch_actor",
     "returns_future",
     "send",
     "this_host",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -53,6 +54,11 @@ class Breakpoint:
         """Of what a host says."""
         known = {"coordinates": {}, "endpoint": "", "function": "", "file": "", "line": 0, "pid": 0, "since": 0.0}
         return cls(**{name: what.get(name, known.get(name)) for name in cls.__dataclass_fields__})
+
+    @property
+    def where(self) -> str:
+        """File, line and function in a few words."""
+        return f"{os.path.basename(self.file)}:{self.line} in {self.function}"
 
 
 @dataclass(frozen=True)
@@ -153,6 +159,12 @@ class Debugger:
             said if said.prompt or said.ended else self.read(said.at, max(0.0, until - time.monotonic()))
             for said in sent
         ]
+
+
+def breakpoint_text(event: dict[str, Any]) -> str:
+    """What a host's notice of a rank that stopped says, in a line."""
+    one = Breakpoint.from_dict(event["breakpoint"])
+    return f"rank {one.rank} of {one.name} stands at a breakpoint, {one.where}"
 
 
 def _these(there: Iterable[Breakpoint]) -> str:

@@ -65,18 +65,12 @@ def failed(instance: Instance, why: str) -> str:
 
 def of_exception(error: BaseException) -> str:
     """The traceback of what a hook or an endpoint raised."""
-    try:
-        return "".join(traceback.format_exception(error)).rstrip()
-    except BaseException:  # what raises when it is looked at
-        return "".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def said(error: BaseException) -> str:
-    """Type and text of an exception."""
-    try:
-        return traceback.format_exception_only(error)[-1].strip()
-    except BaseException:  # what raises when it is looked at
-        return type(error).__qualname__
+    """Type and text of an exception; `str(error)` itself may raise."""
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 def reason_of(error: SupervisionError | None) -> Exception | None:

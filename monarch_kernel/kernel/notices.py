@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from monarch_kernel.actor._debug_client import breakpoint_text
 from monarch_kernel.kernel.cells import CellExecution, CellWatch
 from monarch_kernel.session import Session, listen
 
@@ -42,6 +44,9 @@ class Notices:
 
     def _event(self, event: dict[str, Any]) -> None:
         """On the I/O thread."""
+        if "breakpoint" in event:
+            self._stopped(event)
+            return
         fault = (event.get("record") or {}).get("fault")
         if fault is not None and event.get("kind") != "procs":
             key: tuple[Any, ...] = (event.get("name"), event.get("rank"))
@@ -54,9 +59,21 @@ class Notices:
             key, text = ("host", event["host_back"]), f"host {event['host_back']} is heard again"
         else:
             return
-        when = time.strftime("%H:%M:%S", time.localtime(event.get("at", time.time())))
         with self._lock:
-            self._waiting.append((key, f"[{when}] {text}"))
+            self._waiting.append((key, f"{self._stamp(event)} {text}"))
+
+    def _stopped(self, event: dict[str, Any]) -> None:
+        """A rank stands at a breakpoint. A cell that waits for it must say so now: it will not end before."""
+        text = f"{self._stamp(event)} {breakpoint_text(event)}: %monarch debug"
+        if self._cells.current is not None:
+            # The task that reads the link belongs to the cell that made the session; this is for the one that runs.
+            contextvars.Context().run(print, f"monarch: {text}", file=sys.stderr, flush=True)
+            return
+        with self._lock:
+            self._waiting.append((("breakpoint",), text))
+
+    def _stamp(self, event: dict[str, Any]) -> str:
+        return time.strftime("[%H:%M:%S]", time.localtime(event.get("at", time.time())))
 
     def on_begin(self, execution: CellExecution) -> None:
         """Show what happened since the last cell."""

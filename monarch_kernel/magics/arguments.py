@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from monarch_kernel.protocol.statefile import valid_name
+from monarch_kernel.state.debug import USAGE
 from monarch_kernel.state.lease import parse_duration
 
 __all__ = ["COMMANDS", "Argument", "Command", "Option", "Parsed", "UsageError", "nearest", "parse", "split"]
 
 #: What the words of an argument are, for Tab.
-Words = Literal["sessions", "live sessions", "meshes", "commands", "other"]
+Words = Literal["sessions", "live sessions", "meshes", "commands", "debug", "other"]
 
 # A word ends at white space outside of brackets: trainers{hosts: 0, gpus: 1-2} is one.
 _WORD = re.compile(r"""(?:\[[^\]]*(?:\]|\Z)|\{[^}]*(?:\}|\Z)|"[^"]*(?:"|\Z)|'[^']*(?:'|\Z)|[^\s\[{"'])+""")
@@ -56,7 +57,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Argument:
-    """The one word beside options that a subcommand takes."""
+    """The one word beside options that a subcommand takes.
+
+    Attributes
+    ----------
+    rest
+        It is all that is left of the line, as it stands: brackets, quotes and comments mean nothing in it.
+    forms
+        What may stand there, with what it does.
+    """
 
     name: str
     value: str
@@ -65,6 +74,8 @@ class Argument:
     required: bool = False
     read: Callable[[str], Any] = str
     choices: tuple[str, ...] = ()
+    rest: bool = False
+    forms: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +163,13 @@ COMMANDS: dict[str, Command] = {
                 ),
             ),
         ),
+        Command(
+            "debug",
+            "List the ranks that stand at a breakpoint(), and talk to their debuggers.",
+            Argument(
+                "line", "WORDS", "what to do; the list when left out", "debug", rest=True, forms=tuple(USAGE.items())
+            ),
+        ),
         Command("detach", "Leave the session; it goes on, and its lease counts once nothing runs."),
         Command(
             "down",
@@ -227,6 +245,8 @@ def parse(text: str) -> Parsed:
     name, *words = split(text) or ["help"]
     command = find(name)
     values: dict[str, Any] = {}
+    if command.argument is not None and command.argument.rest:
+        return Parsed(command, {command.argument.name: text.strip()[len(name) :].strip()})
     while words:
         word = words.pop(0)
         if word.startswith("-"):

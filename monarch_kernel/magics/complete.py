@@ -12,6 +12,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from monarch_kernel.magics.arguments import COMMANDS, Argument, Command, split
 from monarch_kernel.magics.monarch import current
 from monarch_kernel.protocol import statefile
+from monarch_kernel.state.debug import USAGE
 
 __all__ = ["complete", "matcher"]
 
@@ -65,6 +66,8 @@ def complete(rest: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _arguments(command: Command, before: list[str], fragment: str) -> list[tuple[str, str]]:
+    if command.argument is not None and command.argument.words == "debug":
+        return _debug(before, fragment)
     options = {option.flag: option for option in command.options}
     last = options.get(before[-1]) if before else None
     if last is not None and last.value:
@@ -100,6 +103,14 @@ def _values(argument: Argument, fragment: str) -> list[tuple[str, str]]:
             return _matching(fragment, COMMANDS, "subcommand")
         case _:
             return _matching(fragment, argument.choices, "value")
+
+
+def _debug(before: list[str], fragment: str) -> list[tuple[str, str]]:
+    """The words of the debugger, and the meshes that they are about."""
+    if not before:
+        words = [usage.split()[0] for usage in USAGE if usage[0].islower()]
+        return _matching(fragment, words, "value") + _meshes(fragment)
+    return _meshes(fragment) if before in (["attach"], ["a"], ["cast"]) else []
 
 
 def _meshes(fragment: str) -> list[tuple[str, str]]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from typing import Any
 
+from IPython.core.error import StdinNotImplementedError
 from IPython.core.magic import no_var_expand
 from IPython.display import display
 
 from monarch_kernel.errors import NotAttached, SessionError
 from monarch_kernel.magics import pages
 from monarch_kernel.magics.arguments import UsageError, find, parse
+from monarch_kernel.magics.debug import DebugPrompt
 from monarch_kernel.magics.failure import plainly
 from monarch_kernel.magics.progress import Progress
 from monarch_kernel.magics.render import Page
@@ -31,6 +34,9 @@ __all__ = ["Monarch", "current"]
 
 # trainers{gpus: 0} names ranks; {name} without a colon is a variable, as in every magic.
 _SELECTION = re.compile(r"\{[^{}]*:[^{}]*\}")
+
+# What a debugger gets is Python of another process, braces and all.
+_OWN_WORDS = re.compile(r"\s*debug\b")
 
 _POLICIES = {
     "reuse": "a cell that runs again keeps the meshes whose code and arguments are the same, and replaces the others",
@@ -60,17 +66,18 @@ class Monarch:
         """Drive the session of this notebook. ``%monarch help`` lists what there is."""
         try:
             parsed = parse(self._expanded(line))
-            page: Page = getattr(self, f"_{parsed.command.name}")(**parsed.values)
+            page: Page | None = getattr(self, f"_{parsed.command.name}")(**parsed.values)
         except BaseException as error:
             shown = plainly(error)
             if shown is error:
                 raise
             raise shown from None
-        display(page)
+        if page is not None:
+            display(page)
 
     def _expanded(self, line: str) -> str:
         # The frame of the cell: below are this function, `monarch`, and IPython's run_line_magic.
-        return line if _SELECTION.search(line) else str(self._ip.var_expand(line, 3))
+        return line if _SELECTION.search(line) or _OWN_WORDS.match(line) else str(self._ip.var_expand(line, 3))
 
     # -- subcommands, each by its name in the table
 
@@ -104,7 +111,7 @@ class Monarch:
             return Page(text[:1].upper() + text[1:])
         answers = self._progress.run("asking the hosts", session.statuses)
         views = {m.index: answers[m.index].registry if m.index in answers else None for m in session.file.members}
-        return pages.status(session, answers, merge(views).registry)
+        return pages.status(session, answers, merge(views).registry, session.debugger.standing())
 
     def _ps(self) -> Page:
         session = current()
@@ -138,6 +145,10 @@ class Monarch:
                 raise error_from_dict(fault)
             raise SessionError(f"rank {rank} of {name} is {now['state']} after the restart; see %monarch status")
         return pages.restarted(record, name, held, time.monotonic() - began)
+
+    def _debug(self, line: str) -> Page | None:
+        prompt = DebugPrompt(attached_session().debugger, _asked, sys.stdout.write, "%monarch debug")
+        return prompt.run(line)
 
     def _detach(self) -> Page:
         session = attached_session()
@@ -214,6 +225,17 @@ def current() -> Session | None:
     except NotAttached:
         return None
     return session if session.over is None else None
+
+
+def _asked(prompt: str) -> str:
+    """A line that a person types below the cell."""
+    sys.stdout.flush()
+    try:
+        return input(prompt)
+    except StdinNotImplementedError:
+        raise UsageError(
+            "this front end takes no input in a cell; send one command at a time: %monarch debug NAME RANK COMMAND"
+        ) from None
 
 
 def _processes(file: SessionFile) -> int:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from monarch_kernel.actor._debug_client import Breakpoint
+from monarch_kernel.magics import debug
 from monarch_kernel.magics.arguments import COMMANDS, Command
 from monarch_kernel.magics.render import Cell, Mark, Page, Table
 from monarch_kernel.magics.survey import Found
@@ -65,8 +67,19 @@ def arrived(session: Session, how: str, answers: Mapping[int, pb.StatusReply], b
     return page
 
 
-def status(session: Session, answers: Mapping[int, pb.StatusReply], registry: Registry) -> Page:
-    """The attached session."""
+def status(
+    session: Session,
+    answers: Mapping[int, pb.StatusReply],
+    registry: Registry,
+    standing: Sequence[Breakpoint] = (),
+) -> Page:
+    """The attached session.
+
+    Parameters
+    ----------
+    standing
+        The ranks that stand at a breakpoint.
+    """
     file = session.file
     page = Page(f"Session {session.name}")
     head = answers.get(0)
@@ -95,6 +108,8 @@ def status(session: Session, answers: Mapping[int, pb.StatusReply], registry: Re
         page.tables.append(Table(columns, meshes, "Meshes"))
     else:
         page.notes.append("No meshes yet: monarch_kernel.hosts().spawn_procs(per_host={'gpus': 2}) starts processes.")
+    if standing:
+        page.tables.append(debug.table(standing))
     page.notes += _faults(registry)
     return page
 
@@ -187,6 +202,7 @@ def help_page(command: Command | None = None) -> Page:
     page = Page(command.usage)
     if command.argument is not None:
         page.facts.append((command.argument.value, command.argument.what))
+        page.facts += command.argument.forms
     for option in command.options:
         value = "|".join(option.choices) or option.value
         page.facts.append((f"{option.flag} {value}".strip(), option.what))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..actor._debug_client import Debugger
+from ..actor._debug_client import Debugger, breakpoint_text
 from ..actor._future import Future
 from ..actor._meshes import ActorMesh, HostMesh, ProcMesh, all_hosts, mesh_for
 from ..actor._notation import parse_ranks, split_target
@@ -187,6 +188,9 @@ class Session:
             elif "stopped" in event:
                 self._registry.stop(event["stopped"], event["reason"])
         self._tell(event)
+
+        if "breakpoint" in event and not self.listeners:  # a script may wait for the rank, and say nothing
+            print(f"{breakpoint_text(event)}: monarch-kernel debug {self.name}", file=sys.stderr, flush=True)
 
     def _tell(self, event: dict[str, Any]) -> None:
         for listener in list(self.listeners):

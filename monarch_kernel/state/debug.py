@@ -13,7 +13,7 @@ Ranks = Some | Mapping[str, Some]
 USAGE = {
     "list": "the ranks that stand at a breakpoint (also: l)",
     "attach NAME RANK": "pdb's own prompt at one rank; detach leaves it where it is (also: a)",
-    "NAME RANK COMMAND": "one command for the debugger of one rank",
+    "NAME RANK [COMMAND]": "one command for the debugger of one rank; without it, what it printed last",
     "cast NAME ranks(...) COMMAND": "one for several: ranks(2), ranks(0,3), ranks(0:8:2), ranks(hosts=0,gpus=1:3)",
     "continue": "clear all breakpoints and let every rank go on (also: c)",
     "quit": "leave the debugger; the ranks stay where they are (also: q)",
@@ -33,7 +33,7 @@ class DebugCommand:
         What the debuggers of the ranks get.
     """
 
-    what: Literal["list", "attach", "send", "cast", "continue", "quit", "help"]
+    what: Literal["list", "attach", "read", "send", "cast", "continue", "quit", "help"]
     name: str = ""
     ranks: Ranks = 0
     line: str = ""
@@ -42,7 +42,7 @@ class DebugCommand:
 _SHORT = {"l": "list", "c": "continue", "q": "quit", "h": "help"}
 _NAME = r"(?P<name>[^\s()\[\]{}=,:]+)"
 _ATTACH = re.compile(rf"(?:a|attach)\s+{_NAME}\s+(?P<rank>\d+)")
-_SEND = re.compile(rf"{_NAME}\s+(?P<rank>\d+)\s+(?P<line>\S.*)", re.DOTALL)
+_SEND = re.compile(rf"{_NAME}\s+(?P<rank>\d+)(?:\s+(?P<line>\S.*))?", re.DOTALL)
 _CAST = re.compile(rf"cast\s+{_NAME}\s+ranks\((?P<ranks>(?:[^()]|\([^()]*\))*)\)\s*(?P<line>\S.*)", re.DOTALL)
 _DIMENSION = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*(\([^()]*\)|[^,()]+)\s*(?:,|\Z)")
 _RANGE = re.compile(r"\s*(\d*)\s*:\s*(\d*)\s*(?::\s*(\d*)\s*)?")
@@ -71,7 +71,8 @@ def parse(text: str) -> DebugCommand:
     if found := _ATTACH.fullmatch(text):
         return DebugCommand("attach", found["name"], int(found["rank"]))
     if (found := _SEND.fullmatch(text)) and found["name"] not in ("attach", "cast"):
-        return DebugCommand("send", found["name"], int(found["rank"]), found["line"].strip())
+        line = (found["line"] or "").strip()
+        return DebugCommand("send" if line else "read", found["name"], int(found["rank"]), line)
     raise ValueError(f"{text!r} is not understood; there are: {', '.join(USAGE)}")
 
 

@@ -23,6 +23,7 @@ def test_words_and_their_letters(text: str, what: str) -> None:
 def test_one_rank_is_attached_to_or_gets_one_command() -> None:
     assert parse("attach trainers 3") == parse("a trainers  3") == DebugCommand("attach", "trainers", 3)
     assert parse("trainers-2 0 p {1: 2}[1]") == DebugCommand("send", "trainers-2", 0, "p {1: 2}[1]")
+    assert parse("trainers 4") == DebugCommand("read", "trainers", 4)
     assert parse("trainers 0 !x = 1  # note").line == "!x = 1  # note"
 
 
