@@ -11,6 +11,7 @@
 `down`                        end a session by name and wait until all of it is gone
 `Session`                     meshes, calls and times of a session; what `up` and `attach` return
 `monarch_kernel.actor`        the programming model: Actor, endpoint, meshes, Future
+`monarch_kernel.rdma`         memory that other processes of the session read and write
 `monarch_kernel.errors`       the one tree of errors
 ============================  ==================================================================
 

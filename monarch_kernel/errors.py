@@ -11,8 +11,13 @@
     │   ├── ActorRestarted                the call was in flight when its rank was restarted
     │   ├── HostLost                      no word from its host's daemon
     │   ├── Deadlock                      actors wait for each other, or one for itself
+    │   ├── BufferOwnerGone               the process that owns registered memory ended
     │   └── OutcomeUnknown                nobody alive knows whether the call ran
     ├── WouldBlockRuntime  (RuntimeError) a wait would stop the event loop that has to bring its answer
+    ├── TransferError      (RuntimeError) registered memory could not be read or written
+    │   ├── BufferNotFound (LookupError)  it was dropped
+    │   └── TransferTimeout (TimeoutError)  it took longer than was allowed
+    ├── RdmaInitError      (RuntimeError) the settings leave this process no way to transfer
     ├── SpawnError         (RuntimeError) processes or actors could not be started
     │   └── NotEnoughSlots (ValueError)   more GPUs or hosts asked for than there are
     └── SessionError       (RuntimeError) the session as a whole
@@ -41,6 +46,8 @@ __all__ = [
     "ActorRestarted",
     "ActorStopped",
     "AlreadyAttached",
+    "BufferNotFound",
+    "BufferOwnerGone",
     "ConnectionLost",
     "ConstructorFailed",
     "ControllerPresent",
@@ -53,6 +60,7 @@ __all__ = [
     "NotEnoughSlots",
     "OutcomeUnknown",
     "ProcDied",
+    "RdmaInitError",
     "SessionEnded",
     "SessionError",
     "SpawnError",
@@ -60,6 +68,8 @@ __all__ = [
     "StaleHandle",
     "SupervisionError",
     "TakenOver",
+    "TransferError",
+    "TransferTimeout",
     "VersionSkew",
     "WouldBlockRuntime",
 ]
@@ -158,12 +168,32 @@ class Deadlock(SupervisionError):
     """Actors wait for each other in a circle, or one for itself: the wait could never end. The message names all."""
 
 
+class BufferOwnerGone(SupervisionError):
+    """The process that owns the memory of an `RDMABuffer` has ended, or cannot be reached."""
+
+
 class OutcomeUnknown(SupervisionError):
     """Nobody alive knows whether the call ran; it is never run a second time."""
 
 
 class WouldBlockRuntime(MonarchError, RuntimeError):
     """``.get()`` would stop the event loop that has to bring the answer: use ``await`` there."""
+
+
+class TransferError(MonarchError, RuntimeError):
+    """Registered memory could not be read or written."""
+
+
+class BufferNotFound(TransferError, LookupError):
+    """The buffer was dropped; what was its memory may hold something else by now."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """A transfer took longer than its `timeout`; it was given up, and how much of the bytes are new is not known."""
+
+
+class RdmaInitError(MonarchError, RuntimeError):
+    """What is configured leaves this process no way to transfer memory."""
 
 
 class SpawnError(MonarchError, RuntimeError):

@@ -15,6 +15,7 @@ PUBLIC = [
     "monarch_kernel.config",
     "monarch_kernel.errors",
     "monarch_kernel.kernel",
+    "monarch_kernel.rdma",
 ]
 
 

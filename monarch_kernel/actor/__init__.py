@@ -21,6 +21,7 @@ from ._accumulator import Accumulator
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from ._future import Future
+from ._lent import attach_to_workers, run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
 from ._ports import Channel, Port, PortReceiver
 from ._returns import returns_future
@@ -51,6 +52,7 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
+    "attach_to_workers",
     "concurrent_endpoint",
     "config",
     "context",
@@ -59,7 +61,10 @@ __all__ = [
     "current_size",
     "endpoint",
     "returns_future",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
+    "start_worker_loop_forever",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",

@@ -88,7 +88,18 @@ class Carried:
             self.what = None
 
 
-Mentioned = Handle | Carried
+class Awaited:
+    """Something else that is pickled and may not be there yet."""
+
+    def __init__(self, ready: Future[Any]) -> None:
+        self._ready = ready
+
+    def waits(self) -> Sequence[Future[Any]]:
+        """What must be there first."""
+        return (self._ready,)
+
+
+Mentioned = Handle | Carried | Awaited
 
 
 def mention(what: Mentioned) -> None:

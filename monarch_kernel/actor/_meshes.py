@@ -254,7 +254,14 @@ class HostMesh(MeshTrait):
         return self._covered
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._runtime, region, self._opts)
+        return self._like(region, self._opts)
+
+    def _like(self, region: Region, opts: Mapping[str, Any]) -> HostMesh:
+        return HostMesh(self._runtime, region, opts)
+
+    def _waits(self) -> list[Future[Any]]:
+        """What has to be there before processes can be started."""
+        return []
 
     def options(self, *, exclusive: bool = False) -> HostMesh:
         """Our own words for the next `spawn_procs`.
@@ -264,7 +271,7 @@ class HostMesh(MeshTrait):
         exclusive
             The devices of the new processes are given to no other mesh while they live.
         """
-        return HostMesh(self._runtime, self._covered, {"exclusive": exclusive})
+        return self._like(self._covered, {"exclusive": exclusive})
 
     @property
     def initialized(self) -> Future[bool]:
@@ -333,7 +340,7 @@ class HostMesh(MeshTrait):
             owner=runtime.owner(),
             spec={**runtime.proc_spec(), "per_host": per, "exclusive": bool(self._opts.get("exclusive"))},
         )
-        return ProcMesh(runtime.spawn(SpawnPlan(record, b"", [])))
+        return ProcMesh(runtime.spawn(SpawnPlan(record, b"", self._waits())))
 
     def __reduce__(self) -> Any:
         return (_found_hosts, (self._runtime.reference(tuple(self._covered.ranks())), self._covered))

@@ -101,6 +101,10 @@ class Runtime(ABC):
     def own_procs(self) -> tuple[Handle, Region | None]:
         """The mesh that this process is a rank of, and the region of this rank."""
 
+    @abstractmethod
+    def data_plane(self) -> tuple[bytes, str]:
+        """The key of the session's data plane, and the address at which this process is reached there."""
+
     def owner(self) -> str:
         """With whom a mesh that is spawned now ends."""
         instance = context().actor_instance

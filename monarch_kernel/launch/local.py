@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import json
 import os
 import platform
 import secrets
-import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 from monarch_kernel.errors import LaunchError, MonarchError
 from monarch_kernel.protocol import statefile
-from monarch_kernel.protocol.keeper import KeeperClient, KeeperGone, KeeperRefused
-from monarch_kernel.protocol.statefile import Member, SessionFile
+from monarch_kernel.protocol.statefile import SessionFile
 
-from .base import Launcher, LaunchSpec, ReleaseReport, filtered_environment
+from .base import Launcher, LaunchSpec, ReleaseReport
 from .ending import end_hosts, remove_rundir
-from .slots import DeviceProbe, NvidiaProbe, Slots, divide
+from .slots import DeviceProbe, NvidiaProbe, divide
+from .starting import DAEMON, Start, accepts
 
 __all__ = ["LocalLauncher", "accepts"]
-
-_CRASHES_SHOWN = 3  # a daemon that ended this often while we wait will not come up by itself
-
-
-def accepts(address: str) -> bool:
-    """Whether something accepts connections at ``unix:<path>``."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
-        s.settimeout(1.0)
-        try:
-            s.connect(address.removeprefix("unix:"))
-        except OSError:
-            return False
-        return True
 
 
 class LocalLauncher(Launcher):
@@ -73,7 +52,7 @@ class LocalLauncher(Launcher):
         start_timeout: float = 30.0,
         wire: int = 1,
     ) -> None:
-        self._daemon = list(daemon or (sys.executable, "-P", "-m", "monarch_worker.daemon"))
+        self._daemon = list(daemon or DAEMON)
         self._ready = ready
         self._environ = environ
         self._probe = probe or NvidiaProbe(environ=environ)
@@ -125,11 +104,23 @@ class LocalLauncher(Launcher):
             uid=os.getuid(),
             hostname=socket.gethostname(),
         )
-        start = _Start(
-            file, statefile.runtime_dir(sid), statefile.logs_dir(spec.name), time.monotonic() + self._timeout
-        )
+        start = Start(file, statefile.runtime_dir(sid), statefile.logs_dir(spec.name), time.monotonic() + self._timeout)
         try:
-            documents = [self._document(start, i, slots[i], spec) for i in range(spec.hosts)]
+            addresses = [start.address(i) for i in range(spec.hosts)]
+            documents = [
+                start.document(
+                    host,
+                    addresses,
+                    slots[host],
+                    daemon=self._daemon,
+                    environ=self._environ,
+                    private=spec.private,
+                    # Until the daemon takes it over: a short lease must not run out before, and a host whose start was
+                    # cut short, so that no daemon ever comes up, must not stay for a long one.
+                    lease=2 * self._timeout,
+                )
+                for host in range(spec.hosts)
+            ]
             start.keepers(documents)
             start.daemons(self._ready)
             statefile.clear_tombstone(spec.name)
@@ -138,54 +129,6 @@ class LocalLauncher(Launcher):
             start.undo()
             raise
         return file
-
-    def _document(self, start: _Start, host: int, slots: Slots, spec: LaunchSpec) -> dict[str, Any]:
-        """What the keeper of one host reads on its stdin."""
-        file = start.file
-        config = {
-            "session": file.sid,
-            "name": file.name,
-            "sid": file.sid,
-            "secret": file.secret,
-            "host": host,
-            "hosts": [start.address(i) for i in range(spec.hosts)],
-            "slots": {"gpus": list(slots.gpus), "kind": slots.kind, "count": slots.count},
-            "lease": file.lease,
-            "max_detached": file.max_detached,
-            "wire": file.wire,
-            "python": file.python,
-            "rundir": str(start.rundir(host)),
-            "logs": str(start.logs),
-            "private": spec.private,
-        }
-        env = filtered_environment(self._environ)
-        if "PYTHONPATH" in env:  # the daemon runs elsewhere than the kernel
-            env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
-        if slots.kind == "cuda":
-            env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # or CUDA counts devices in another order than the driver
-        daemon = {
-            "id": "daemon",
-            "argv": self._daemon,
-            "env": env,
-            "cwd": "/",
-            "restart": True,
-            "log": str(start.log("daemon", host)),
-            "oom": 0,
-        }
-        return {
-            "socket": str(start.socket(host)),
-            "session": file.name,
-            "sid": file.sid,
-            "host": host,
-            "hosts": spec.hosts,
-            "state_dir": str(statefile.state_dir()),
-            "rundir": str(start.rundir(host)),
-            "blobs": {"config": json.dumps(config)},
-            "spawn": [daemon],
-            # Until the daemon takes it over: a short lease must not run out before, and a host whose start was cut
-            # short, so that no daemon ever comes up, must not stay for a long one.
-            "lease": 2 * self._timeout,
-        }
 
     # -- release
 
@@ -204,140 +147,3 @@ class LocalLauncher(Launcher):
                 return report
         except (OSError, ValueError) as e:
             raise LaunchError(f"session {file.name!r} could not be released: {e}") from e
-
-
-class _Start:
-    """One attempt to start a session's hosts: where everything is, and what to undo."""
-
-    def __init__(self, file: SessionFile, rundir: Path, logs: Path, end: float) -> None:
-        self.file, self.logs, self._rundir, self._end = file, logs, rundir, end
-        self._seen: dict[Path, int] = {}
-
-    def rundir(self, host: int) -> Path:
-        path = self._rundir / f"host{host}"
-        path.mkdir(mode=0o700, exist_ok=True)
-        return path
-
-    def socket(self, host: int) -> Path:
-        return self._rundir / f"host{host}" / "keeper.sock"
-
-    def address(self, host: int) -> str:
-        return f"unix:{self._rundir / f'host{host}' / 'daemon.sock'}"
-
-    def log(self, who: str, host: int) -> Path:
-        """The log of a process; what earlier sessions of this name wrote there is not quoted."""
-        path = self.logs / f"{who}-{host}.log"
-        if path not in self._seen:
-            self._seen[path] = path.stat().st_size if path.exists() else 0
-        return path
-
-    def _left(self) -> float:
-        return max(0.0, self._end - time.monotonic())
-
-    def _quote(self, *paths: Path) -> str:
-        """The last lines of logs, for an error."""
-        out = ""
-        for path in paths:
-            with contextlib.suppress(OSError), path.open("rb") as f:
-                size = f.seek(0, os.SEEK_END)
-                f.seek(max(self._seen.get(path, 0), size - 3000))
-                text = f.read().decode(errors="replace").strip()
-                out += f"\n--- {path}\n" + "\n".join(text.splitlines()[-20:]) if text else ""
-        return out or "\n(its logs are empty)"
-
-    def keepers(self, documents: list[dict[str, Any]]) -> None:
-        """Start all keepers at once, then collect what each says."""
-        spec = importlib.util.find_spec("monarch_worker")
-        if spec is None or not spec.submodule_search_locations:
-            raise LaunchError(
-                "the worker package (monarch_worker) is not installed beside monarch_kernel; reinstall it"
-            )
-        program = os.path.join(next(iter(spec.submodule_search_locations)), "keeper.py")
-        # It needs nothing from us but to find its interpreter's libraries.
-        env = {k: v for k, v in os.environ.items() if k in ("PATH", "LD_LIBRARY_PATH")} | {"LC_ALL": "C.UTF-8"}
-        starters: list[subprocess.Popen[bytes]] = []
-        with contextlib.ExitStack() as stack:
-            for doc in documents:
-                # A memfd, because the document holds the secret and may be larger than a pipe.
-                stdin = stack.enter_context(open(os.memfd_create("keeper", os.MFD_CLOEXEC), "w+b"))
-                stdin.write(json.dumps(doc).encode())
-                stdin.seek(0)
-                log = os.open(self.log("keeper", doc["host"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                stderr = stack.enter_context(open(log, "ab"))
-                argv = [sys.executable, "-I", "-S", program]
-                starter = subprocess.Popen(argv, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, cwd="/", env=env)
-                stack.callback(_put_down, starter)
-                starters.append(starter)
-            said: dict[int, dict[str, Any]] = {}
-            try:
-                for host, starter in enumerate(starters):
-                    said[host] = self._answer(starter)
-            finally:  # interrupted or not, all of them: those that came up must be undone
-                for host, starter in enumerate(starters):
-                    answer = said.get(host) or self._answer(starter)
-                    if "error" not in answer:
-                        self._came_up(host, answer)
-            for host, answer in said.items():
-                if "error" in answer:
-                    quote = self._quote(self.log("keeper", host))
-                    raise LaunchError(f"the keeper of host {host} did not start: {answer['error']}{quote}", host=host)
-
-    def _came_up(self, host: int, answer: dict[str, Any]) -> None:
-        self.file.members.append(
-            Member(
-                index=host,
-                address=self.address(host),
-                keeper_socket=str(self.socket(host)),
-                keeper_pid=answer["pid"],
-                keeper_start=answer["start"],
-                incarnation=answer["incarnation"],
-            )
-        )
-
-    def _answer(self, starter: subprocess.Popen[bytes]) -> dict[str, Any]:
-        """The one line that a keeper says once it is up, or why there is none."""
-        try:
-            out, _ = starter.communicate(timeout=self._left())
-            answer: dict[str, Any] = json.loads(out)
-            return answer
-        except subprocess.TimeoutExpired:
-            return {"error": f"it was not up after {self._waited():.0f} s"}
-        except ValueError:
-            return {"error": "it ended without a word"}
-
-    def _waited(self) -> float:
-        return time.time() - self.file.created
-
-    def daemons(self, ready: Callable[[str], bool]) -> None:
-        """Wait until every daemon accepts; one that keeps ending, or never accepts, fails the start with its log."""
-        for m in self.file.members:
-            pause = 0.002
-            with KeeperClient(m.keeper_socket) as keeper:
-                while not ready(m.address):
-                    daemon = keeper.list()["daemon"]
-                    why = ""
-                    if daemon["runs"] >= _CRASHES_SHOWN and not daemon["alive"]:
-                        why = f"ended {daemon['runs']} times, the last time with code {daemon['code']}"
-                    elif self._left() == 0.0:
-                        why = f"did not answer within {self._waited():.0f} s"
-                    if why:
-                        logs = self._quote(self.log("daemon", m.index), self.log("keeper", m.index))
-                        raise LaunchError(f"the daemon of host {m.index} {why}{logs}", host=m.index)
-                    time.sleep(pause)
-                    pause = min(pause * 1.5, 0.05)
-
-    def undo(self) -> None:
-        """Leave nothing of this attempt."""
-        with contextlib.suppress(KeeperGone, KeeperRefused, OSError):
-            end_hosts(self.file, None, 15.0)
-        remove_rundir(self.file)
-        shutil.rmtree(self._rundir, ignore_errors=True)
-
-
-def _put_down(starter: subprocess.Popen[bytes]) -> None:
-    """The starter is gone by then; if not, ending it and closing its pipe makes the keeper behind it give up."""
-    if starter.poll() is None:
-        starter.kill()
-    if starter.stdout is not None:
-        starter.stdout.close()
-    starter.wait()

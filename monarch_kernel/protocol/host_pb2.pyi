@@ -300,6 +300,27 @@ class LogReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class HostsRequest(_message.Message):
+    __slots__ = ("addresses", "listen")
+    class AddressesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    LISTEN_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.ScalarMap[int, str]
+    listen: str
+    def __init__(self, addresses: _Optional[_Mapping[int, str]] = ..., listen: _Optional[str] = ...) -> None: ...
+
+class HostsReply(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
 class DebugRequest(_message.Message):
     __slots__ = ("mesh", "rank", "line", "wait", "here", "prompt")
     MESH_FIELD_NUMBER: _ClassVar[int]

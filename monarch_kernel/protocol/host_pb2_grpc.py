@@ -99,6 +99,11 @@ class HostStub:
                 request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.LogRequest.SerializeToString,
                 response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.LogReply.FromString,
                 _registered_method=True)
+        self.Hosts = channel.unary_unary(
+                '/monarch_kernel.v1.Host/Hosts',
+                request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.HostsRequest.SerializeToString,
+                response_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.HostsReply.FromString,
+                _registered_method=True)
         self.Debug = channel.unary_unary(
                 '/monarch_kernel.v1.Host/Debug',
                 request_serializer=monarch__kernel_dot_protocol_dot_host__pb2.DebugRequest.SerializeToString,
@@ -192,6 +197,12 @@ class HostServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Hosts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Debug(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -271,6 +282,11 @@ def add_HostServicer_to_server(servicer, server):
                     servicer.Log,
                     request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.LogRequest.FromString,
                     response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.LogReply.SerializeToString,
+            ),
+            'Hosts': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hosts,
+                    request_deserializer=monarch__kernel_dot_protocol_dot_host__pb2.HostsRequest.FromString,
+                    response_serializer=monarch__kernel_dot_protocol_dot_host__pb2.HostsReply.SerializeToString,
             ),
             'Debug': grpc.unary_unary_rpc_method_handler(
                     servicer.Debug,
@@ -634,6 +650,33 @@ class Host:
             '/monarch_kernel.v1.Host/Log',
             monarch__kernel_dot_protocol_dot_host__pb2.LogRequest.SerializeToString,
             monarch__kernel_dot_protocol_dot_host__pb2.LogReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hosts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/monarch_kernel.v1.Host/Hosts',
+            monarch__kernel_dot_protocol_dot_host__pb2.HostsRequest.SerializeToString,
+            monarch__kernel_dot_protocol_dot_host__pb2.HostsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -101,6 +101,10 @@ class Dialer:
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE or loop.time() > until:
                     raise from_rpc_error(error) from None
+            except (grpc.aio.UsageError, asyncio.CancelledError):  # so gRPC says that we have closed the channel
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                raise errors.ConnectionLost("it is not asked any more") from None
             await asyncio.sleep(0.05)
 
     async def close(self) -> None:

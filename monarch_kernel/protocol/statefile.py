@@ -63,7 +63,20 @@ _log = logging.getLogger("monarch_kernel")
 
 @dataclass
 class Member:
-    """One host of a session: its daemon's address and its keeper, named for ever by pid, start time and incarnation."""
+    """One host of a session: its daemon's address and its keeper, named for ever by pid, start time and incarnation.
+
+    Attributes
+    ----------
+    address
+        ``unix:PATH``, or ``HOST:PORT`` of a host that a worker loop lends.
+    keeper_pid
+        0 where the keeper is on another machine.
+    worker
+        The address of the worker loop that lends the host; empty for one that the session was started with.
+    sees, binds
+        For a host that is reached over TCP: by which address it reaches the session's own machine, and at which one
+        the hosts there listen for it.
+    """
 
     index: int
     address: str
@@ -71,13 +84,18 @@ class Member:
     keeper_pid: int
     keeper_start: int
     incarnation: int
+    worker: str = ""
+    sees: str = ""
+    binds: str = ""
 
 
 @dataclass
 class SessionFile:
     """What another kernel needs to find a session and to prove that it is the same one.
 
-    Only durable facts: no handle of a process, nothing that another environment would read differently.
+    Only durable facts: no handle of a process, nothing that another environment would read differently. `hosts` is how
+    many it was started with; worker loops may lend it more, whose indices begin there, and `next_host` is the first
+    that no host has had.
     """
 
     name: str
@@ -97,6 +115,7 @@ class SessionFile:
     uid: int
     hostname: str
     members: list[Member] = field(default_factory=list)
+    next_host: int = 0
     version: int = 1
 
 
@@ -213,7 +232,7 @@ def here(file: SessionFile) -> Standing:
 
 def ended(file: SessionFile, member: Member) -> bool:
     """Whether the keeper of a host is known to have ended, and all of the host with it."""
-    if not written_here(file):
+    if not written_here(file) or member.keeper_pid == 0:
         return False
     if (fd := prove(member.keeper_pid, member.keeper_start)) is not None:
         os.close(fd)

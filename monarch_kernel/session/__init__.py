@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import secrets
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..actor._provider import known_runtime, set_runtime
@@ -28,6 +29,8 @@ from ._session import Session
 
 if TYPE_CHECKING:
     from ..actor import HostMesh
+    from ..launch.lending import WorkerLoop
+    from ..protocol.workers import WorkerAddress
 
 LEASE = 2 * 3600.0
 MAX_DETACHED = 7 * 86400.0
@@ -279,6 +282,33 @@ def start_private() -> Session:
             private=True,
         )
         return _attach(LocalLauncher().launch(spec), takeover=False, private=True)
+
+
+class Growing:
+    """What `attach_to_workers` asks of the session that this process has or, where it has none, starts."""
+
+    def __init__(self, grown: Session) -> None:
+        self._session = grown
+        self.runtime = grown.controller
+        self.reserve = grown.growth.reserve
+        self.attach = grown.growth.attach
+
+    async def give_back(self, hosts: Sequence[int], *, shut_down: bool) -> None:
+        """Stop what runs on these hosts, and give them back; with `shut_down` end their worker loops, too."""
+        if self._session.over is None:  # else they went with it
+            await asyncio.to_thread(self._session.give_back, hosts, shut_down=shut_down)
+
+
+def growing() -> Growing:
+    """The session of this process, for `attach_to_workers`."""
+    return Growing(_current if _current is not None and _current.over is None else start_private())
+
+
+def worker_loop(address: WorkerAddress, secret: bytes) -> WorkerLoop:
+    """A worker loop, for `run_worker_loop_forever`."""
+    from ..launch.lending import WorkerLoop
+
+    return WorkerLoop(address, secret)
 
 
 def _sweep() -> None:

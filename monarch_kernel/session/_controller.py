@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..actor import _config
@@ -20,7 +20,7 @@ from ..actor._region import Region
 from ..actor._runtime import Runtime, SpawnPlan
 from ..errors import ConnectionLost, HostLost, MonarchError, NotAttached, SessionEnded
 from ..launch.base import filtered_environment
-from ..protocol import WIRE, records, statefile
+from ..protocol import WIRE, dataplane, records, statefile
 from ..protocol import host_pb2 as pb
 from ..protocol.dial import DialledLink, lost_host
 from ..protocol.frames import Record
@@ -109,6 +109,7 @@ class Controller(Runtime):
         self.decide: Callable[[SpawnPlan], Handle] | None = None
         self.on_first_use: Callable[[], None] | None = None
         self.on_spawned: Callable[[MeshRecord], None] = lambda record: None
+        self.on_lent_ended: Callable[[int], None] = lambda index: None
         self._on_event = on_event
         self._on_over = on_over
         self._dialers: dict[int, Dialer] = {}
@@ -135,20 +136,16 @@ class Controller(Runtime):
     async def attach(self, takeover: bool) -> Attached:
         """Take the session: versions first, then an epoch from the head, then the links."""
         replies: dict[int, pb.AttachReply] = {}
-        hello = pb.HandshakeRequest(wire=WIRE, python=PYTHON, sid=self.sid, client=self.client())
         for member in self.file.members:
             self._dialers[member.index] = Dialer(member.address, self.file.secret, self.sender)
 
         async def greet(index: int) -> None:
             try:
-                answer = await self._reach(index, "Handshake", hello, 10.0)
+                await self._shake(index)
             except ConnectionLost as error:
                 if index == 0:
                     raise
                 self._lost[index] = HostLost(f"host {index} of {self.session!r} does not answer: {error}", host=index)
-                return
-            self.incarnations[index] = answer.incarnation
-            self.packages[index] = answer.package
 
         await asyncio.gather(*map(greet, self._dialers))
         request = pb.AttachRequest(client=self.client(), takeover=takeover)
@@ -165,13 +162,7 @@ class Controller(Runtime):
         await asyncio.gather(*(join(index) for index in self._dialers if index and index not in self._lost))
         for index in replies:
             self._links[index] = self._link(index)
-        for index in replies:
-            try:
-                await asyncio.wait_for(self._links[index].ready.wait(), COMES_BACK)
-            except TimeoutError:
-                raise ConnectionLost(
-                    f"host {index} of {self.session!r} took no messages for {COMES_BACK:g} s"
-                ) from None
+        await self.linked(replies)
         if self._over is not None:
             raise self._over
         for index in self._lost:
@@ -179,6 +170,45 @@ class Controller(Runtime):
         views = {index: replies[index].registry if index in replies else None for index in self._dialers}
         calls = [(index, call) for index, reply in replies.items() for call in reply.calls]
         return Attached(merge(views), calls, replies)
+
+    async def _shake(self, index: int) -> None:
+        hello = pb.HandshakeRequest(wire=WIRE, python=PYTHON, sid=self.sid, client=self.client())
+        answer = await self._reach(index, "Handshake", hello, 10.0)
+        self.incarnations[index] = answer.incarnation
+        self.packages[index] = answer.package
+
+    async def linked(self, hosts: Iterable[int]) -> None:
+        """Wait until the links to these hosts stand."""
+        for index in hosts:
+            try:
+                await asyncio.wait_for(self._links[index].ready.wait(), COMES_BACK)
+            except TimeoutError:
+                raise ConnectionLost(
+                    f"host {index} of {self.session!r} took no messages for {COMES_BACK:g} s"
+                ) from None
+
+    async def greet(self, members: Iterable[statefile.Member]) -> None:
+        """Take hosts that have just joined the session."""
+
+        async def one(member: statefile.Member) -> None:
+            index = member.index
+            self._dialers[index] = Dialer(member.address, self.file.secret, self.sender)
+            await self._shake(index)
+            epoch = pb.Epoch(term=self.epoch.term, count=self.epoch.count)
+            await self._reach(index, "Attach", pb.AttachRequest(client=self.client(), epoch=epoch), 30.0)
+            self._links[index] = self._link(index)
+
+        await asyncio.gather(*map(one, members))
+
+    async def part(self, hosts: Iterable[int]) -> None:
+        """Have no more to do with hosts that leave the session. What is asked of them still, fails."""
+        for index in hosts:
+            if self._lost.pop(index, None) is None:
+                self.caller.host_lost(index, HostLost(f"host {index} has left session {self.session!r}", host=index))
+            if (link := self._links.pop(index, None)) is not None:
+                await link.close()
+            if (dialer := self._dialers.pop(index, None)) is not None:
+                await dialer.close()
 
     async def _reach(self, index: int, method: str, message: Any, timeout: float) -> Any:
         """An RPC of attaching. While a host has its keeper, a daemon that does not answer will be there again."""
@@ -267,7 +297,8 @@ class Controller(Runtime):
                 self.watch.heard(record)
 
     def _all_ended(self) -> bool:
-        return all(statefile.ended(self.file, member) for member in self.file.members)
+        # Of a host on another machine nothing is known; those of this one are the session's own.
+        return all(statefile.ended(self.file, member) for member in self.file.members if member.keeper_pid)
 
     def _host_ended(self, index: int) -> bool:
         """Whether a host that does not answer will not come back: its keeper is gone."""
@@ -290,6 +321,9 @@ class Controller(Runtime):
         self._lost[index] = lost
         self.caller.host_lost(index, lost)
         self._on_event({"host_lost": index, "text": str(lost), "at": time.time()})
+        member = self._member(index)
+        if member.worker and statefile.ended(self.file, member):
+            self.on_lent_ended(index)
 
     def _host_back(self, index: int) -> None:
         self._lost.pop(index, None)
@@ -311,14 +345,16 @@ class Controller(Runtime):
         if host == CONTROLLER:
             self.io.post(self._take, [b"".join(chunks)])
         else:
-            self._links[host].send(*chunks)
+            if (link := self._links.get(host)) is not None:  # else it has left: the caller knows
+                link.send(*chunks)
 
     def send_from(self, host: int, *chunks: Any) -> None:
         """The same from any thread."""
         if host == CONTROLLER:
             self.io.post(self._take, [b"".join(chunks)])
         else:
-            self._links[host].send_from(*chunks)
+            if (link := self._links.get(host)) is not None:
+                link.send_from(*chunks)
 
     def _answer(self, sender: int, at_once: bool, *chunks: Any) -> None:
         self.io.post(self._route_answer, sender, chunks)
@@ -346,8 +382,10 @@ class Controller(Runtime):
                 raise self._over
             if self._closed:
                 raise detached(self.session)
+            if (dialer := self._dialers.get(host)) is None:
+                raise HostLost(f"host {host} has left session {self.session!r}", host=host)
             try:
-                return await self._dialers[host].call(method, message, timeout)
+                return await dialer.call(method, message, timeout)
             except ConnectionLost:
                 if host in self._lost:
                     raise self._lost[host] from None
@@ -382,6 +420,11 @@ class Controller(Runtime):
             record = MeshRecord(id=new_id(), kind="procs", name="controller", hosts=(CONTROLLER,), owner="client")
             self._own = self.handle(record)
         return self._own, None
+
+    def data_plane(self) -> tuple[bytes, str]:
+        """Of a session on this machine, on the loopback."""
+        addresses = [member.address for member in self.file.members]
+        return dataplane.key(self.file.secret, self.sid), dataplane.address_towards(addresses)
 
     def close_calls(self, error: MonarchError) -> None:
         """Every call fails, later ones too."""

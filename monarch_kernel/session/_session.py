@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ..actor._debug_client import Debugger, breakpoint_text
@@ -24,7 +24,13 @@ from ..state.merge import merge
 from ..state.records import Kind, MeshRecord, RankRecord
 from ..state.registry import NoSuchMesh, Registry
 from ._controller import Attached, Controller, detached, io_thread
+from ._growth import Growth
 from ._left import LeftCall
+
+STOPPING = 60.0
+"""Seconds that stopping everything may take."""
+LEAVING = 120.0
+"""Seconds that giving hosts back may take, beside the bounds of its steps."""
 
 
 class Named(dict[str, Any]):
@@ -81,6 +87,8 @@ class Session:
         self._lock = threading.RLock()
         self.controller = Controller(io_thread(), file, self._event, self._ended)
         self.controller.on_spawned = self._spawned
+        self.growth = Growth(self.controller)
+        self.controller.on_lent_ended = self.growth.ended
 
     # -- life
 
@@ -151,6 +159,8 @@ class Session:
         """
         from . import end
 
+        if self.over is None:
+            self.controller.io.run(self.growth.release(), 30.0)
         self._leave(SessionEnded(f"session {self.name!r} was released"))
         return end(self.file, "released by its controller")
 
@@ -205,9 +215,17 @@ class Session:
 
     @property
     def hosts(self) -> HostMesh:
-        """All hosts, dimension ``hosts``."""
+        """The hosts that it was started with, dimension ``hosts``."""
         self.check()
-        return all_hosts(self.controller, len(self.file.members))
+        return all_hosts(self.controller, self.file.hosts)
+
+    def give_back(self, hosts: Collection[int], *, shut_down: bool) -> None:
+        """Stop what runs on hosts that worker loops lend, and give them back; with `shut_down` end the loops, too."""
+        records = [record for record in self.refresh().live("procs") if not set(hosts).isdisjoint(record.hosts)]
+        stopped = [self.controller.stop(self.controller.handle(record), "its hosts leave") for record in records]
+        for each in stopped:
+            each.get(STOPPING)
+        self.controller.io.run(self.growth.leave(hosts, shut_down=shut_down), LEAVING)
 
     @property
     def epoch(self) -> tuple[int, int]:
@@ -255,8 +273,11 @@ class Session:
         answers: dict[int, pb.StatusReply] = {}
 
         async def ask(index: int) -> None:
+            dialer = self.controller._dialers.get(index)
+            if dialer is None:  # it has just left
+                return
             try:
-                answers[index] = await self.controller._dialers[index].call("Status", pb.StatusRequest(), 5.0)
+                answers[index] = await dialer.call("Status", pb.StatusRequest(), 5.0)
             except MonarchError:
                 pass  # a host that does not answer shows as lost
 

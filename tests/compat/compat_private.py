@@ -13,6 +13,7 @@ _HERE = {
     f"{_RUST}.shape:Region": "monarch_kernel.actor:Region",
     f"{_RUST}.host_mesh:BootstrapCommand": "monarch_kernel.actor._bootstrap:BootstrapCommand",
     f"{_RUST}.handle:WouldBlockRuntime": "monarch_kernel.errors:WouldBlockRuntime",
+    "monarch._rust_bindings.rdma:RdmaInitError": "monarch_kernel.errors:RdmaInitError",
     f"{_RUST}.proc:ActorAddr": "monarch_kernel.actor._ids:ActorAddr",
     f"{_RUST}.mailbox:UndeliverableMessageEnvelope": "monarch_kernel.actor._ports:UndeliverableMessageEnvelope",
     f"{_RUST}.channel:BindSpec": "monarch_kernel.actor._transport:BindSpec",

@@ -130,7 +130,7 @@ def shown(reply):
         ("workers.add.call()", "TypeError", "missing a required argument: 'n'"),
         ("workers.add.call_one(1)", "ValueError", "call_one is for a mesh of one actor"),
         ("workers.add(1)", "TypeError", "is called with an adverb"),
-        ("workers.slice(gpus=7)", "IndexError", "index 7 is out of range"),
+        ("workers.slice(gpus=7)", "IndexOutOfRange", "index 7 is out of range"),
         ("one.sleep.call_one(0.3).get(timeout=0.1)", "TimeoutError", "no answer within 0.1 s"),
         ("one.add.call_one(__import__('threading').Lock())", "TypeError", "cannot pickle"),
         ("procs.spawn('x', int)", "TypeError", "is no actor class"),

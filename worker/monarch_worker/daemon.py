@@ -29,7 +29,9 @@ from monarch_kernel.state.epoch import NONE
 from monarch_kernel.state.times import TIMES
 from monarch_worker.debugging import Debugging
 from monarch_worker.host import Host
+from monarch_worker.lent import tie_to_lender
 from monarch_worker.lifeline import tie_to_keeper, watch_keeper
+from monarch_worker.listening import Listening
 from monarch_worker.peers import Caller, Peers
 from monarch_worker.procs import Proc, Procs
 from monarch_worker.router import Router
@@ -63,6 +65,7 @@ class Daemon:
         self.debugging = Debugging(host, self.peers, self.tell)
         self.router.debugging = self.debugging
         self.service = HostService(self)
+        self.listening = Listening(host, self.service)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch: KeeperWatch | None = None
         self._lease_set: float | None = -1.0
@@ -119,6 +122,8 @@ class Daemon:
         self.spawning.resume()
         self.host.save()
         self.peers.dial()
+        await self.listening.resume()
+        tie_to_lender(self.host.config, self.release)
         grpc_server = server(self.host.secret, [self.service])
         address = self.host.addresses[self.host.index]
         path = address.removeprefix("unix:")

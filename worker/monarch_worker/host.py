@@ -39,7 +39,8 @@ class Host:
         self.sid: str = config["sid"]
         self.secret: str = config["secret"]
         self.index: int = config["host"]
-        self.addresses: list[str] = config["hosts"]
+        # What the session has grown by since its start is in the keeper; an empty one is a host that is not there.
+        self.addresses: list[str] = json.loads(keeper.get("hosts") or b"null") or config["hosts"]
         self.rundir: str = config["rundir"]
         self.logs: str = config["logs"]
         self.daemon = new_id()
@@ -47,7 +48,7 @@ class Host:
         self.incarnation: int = hello["incarnation"]
         self.keeper_pid: int = hello["pid"]
         self.events_seen: int = hello["n"]
-        others = [h for h in range(len(self.addresses)) if h != self.index] if self.index == 0 else []
+        others = [h for h, there in enumerate(self.addresses) if there and h != self.index] if self.index == 0 else []
         self.gate = EpochGate.restore(keeper.get("epoch"), others)
         self.registry = Registry.from_blob(keeper.get("registry"), self.index)
         self.participant = Participant(self.registry)
@@ -75,6 +76,10 @@ class Host:
         if (epoch := self.gate.persist()) != self._saved_epoch:
             self.keeper.put("epoch", epoch)
             self._saved_epoch = epoch
+
+    def save_hosts(self) -> None:
+        """Put the addresses of the other hosts into the keeper."""
+        self.keeper.put("hosts", json.dumps(self.addresses).encode())
 
     def save_lease(self) -> None:
         """Put the lease into the keeper when it changed: a restart of the daemon must not renew it."""

@@ -8,10 +8,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch_kernel.errors import AccessRefused, MonarchError, SessionEnded, TakenOver
+from monarch_kernel.errors import AccessRefused, HostLost, MonarchError, SessionEnded, TakenOver
 from monarch_kernel.protocol import records
 from monarch_kernel.protocol.dial import DialledLink, lost_host
 from monarch_kernel.protocol.faults import error_to_json
@@ -108,6 +108,7 @@ class Peers:
         self.controller_gone_at = 0.0
         self.arrived = 0  # the controller that dialled its link last
         self._pipes: dict[SocketPipe, Caller] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self.procs_by_sender: Callable[[int], Any] = lambda sender: None
 
     # -- who is there
@@ -135,40 +136,72 @@ class Peers:
     def dial(self) -> None:
         """Dial the other hosts."""
         for index, address in enumerate(self.host.addresses):
+            if index != self.host.index and address:
+                self._dial(index, address)
+
+    def _dial(self, index: int, address: str) -> None:
+        other: Other
+
+        def lost(error: MonarchError) -> None:
+            now = self._loop.time()
+            gone = lost_host(self.host.session, index, now - (other.link.link.cut_at or now), error)
+            other.lost = gone
+            self._host_lost(index, gone)
+
+        def back() -> None:
+            other.lost = None
+            self._host_renewed(index)  # what came up meanwhile did not go there
+
+        def refused(error: MonarchError) -> None:
+            other.lost = error
+
+        dialer = Dialer(address, self.host.secret)
+        other = self.others[index] = Other(
+            index,
+            dialer,
+            DialledLink(
+                lambda: Stream(dialer, self._loop),
+                lambda: {"role": "host", "id": self.host.index, **versions(), "sid": self.host.sid},
+                lambda batch: self._take(other, batch),
+                renewed=lambda: self._host_renewed(index),
+                lost=lost,
+                back=back,
+                refused=refused,
+                ended=lambda: keeper_gone(address),
+                times=self.times,
+            ),
+        )
+
+    def grow(self, addresses: Mapping[int, str]) -> None:
+        """The session has other hosts from now on; an empty address is of one that has left."""
+        known = self.host.addresses
+        for index, address in sorted(addresses.items()):
             if index == self.host.index:
                 continue
-            other: Other
+            known.extend("" for _ in range(index + 1 - len(known)))
+            if known[index] == address:
+                continue
+            known[index] = address
+            if (other := self.others.get(index)) is not None:
+                self._left(other)
+            if address:
+                self._dial(index, address)
+        self.host.save_hosts()
 
-            def lost(error: MonarchError, index: int = index) -> None:
-                now = self._loop.time()
-                gone = lost_host(self.host.session, index, now - (self.others[index].link.link.cut_at or now), error)
-                self.others[index].lost = gone
-                self._host_lost(index, gone)
+    def _left(self, other: Other) -> None:
+        if other.lost is None:
+            other.lost = HostLost(f"host {other.id} has left session {self.host.session!r}", host=other.id)
+            self._host_lost(other.id, other.lost)
+        if (caller := self.callers.get(("host", other.id))) is not None:
+            self.gone(caller)
 
-            def back(index: int = index) -> None:
-                self.others[index].lost = None
-                self._host_renewed(index)  # what came up meanwhile did not go there
+        async def close() -> None:
+            await other.link.close()
+            await other.dialer.close()
 
-            def refused(error: MonarchError, index: int = index) -> None:
-                self.others[index].lost = error
-
-            dialer = Dialer(address, self.host.secret)
-            other = self.others[index] = Other(
-                index,
-                dialer,
-                DialledLink(
-                    lambda dialer=dialer: Stream(dialer, self._loop),  # type: ignore[misc]
-                    lambda: {"role": "host", "id": self.host.index, **versions(), "sid": self.host.sid},
-                    lambda batch, index=index: self._take(self.others[index], batch),  # type: ignore[misc]
-                    renewed=lambda index=index: self._host_renewed(index),  # type: ignore[misc]
-                    lost=lost,
-                    back=back,
-                    refused=refused,
-                    ended=lambda address=address: keeper_gone(address),  # type: ignore[misc]
-                    times=self.times,
-                ),
-            )
-            del other
+        task = self._loop.create_task(close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     def tell(self, attached: bool, working: bool) -> None:
         """Tell the other hosts whether a controller is attached here and calls run here."""

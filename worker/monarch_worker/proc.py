@@ -56,6 +56,7 @@ class ProcRuntime(Runtime):
         self._lost = asyncio.Event()
         self.breakpoints = Breakpoints(lambda what: self.executor.tell(what, Kind.DEBUG), (me["mesh"], me["rank"]))
         self.executor.breakpoints = self.breakpoints
+        self._data_plane = (b"", "")
 
     # -- what actors ask for
 
@@ -99,6 +100,10 @@ class ProcRuntime(Runtime):
         """This rank of its mesh."""
         handle = self.handle(self.record)
         return handle, handle.region.sliced(dict(handle.region.point(self.me["rank"])))
+
+    def data_plane(self) -> tuple[bytes, str]:
+        """As the daemon said: no actor is made before it has greeted."""
+        return self._data_plane
 
     def _procs_of(self, mesh: MeshRecord) -> ProcMesh:
         """The processes that a mesh of actors was spawned on, in its shape."""
@@ -216,6 +221,7 @@ class ProcRuntime(Runtime):
     def _greeted(self, pipe: SocketPipe, words: dict[str, Any]) -> Take | None:
         if "error" in words:
             os._exit(0)  # the daemon knows this process no more: it was restarted elsewhere, or its mesh was stopped
+        self._data_plane = bytes.fromhex(words["data_key"]), words["data_address"]
         fresh = not words["resumed"] and self._carried
         if fresh:
             self.link.close()

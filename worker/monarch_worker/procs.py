@@ -15,7 +15,7 @@ from typing import Any
 
 from monarch_kernel.actor._lifecycle import CLEANUP_WITHIN, EXIT_WITHIN, STOP_WITHIN
 from monarch_kernel.errors import ActorRestarted, ActorStopped, HostLost, MonarchError, ProcDied, SupervisionError
-from monarch_kernel.protocol import records
+from monarch_kernel.protocol import dataplane, records
 from monarch_kernel.protocol.faults import error_from_dict, error_to_json
 from monarch_kernel.protocol.frames import Record
 from monarch_kernel.protocol.links import ResumableLink
@@ -25,6 +25,7 @@ from monarch_kernel.state.records import MeshRecord
 from monarch_kernel.state.registry import Decision
 from monarch_kernel.state.times import TIMES
 from monarch_worker.host import Host, signal_name, start_time, tail
+from monarch_worker.lent import as_here
 
 STOPPED_WITHIN = STOP_WITHIN + CLEANUP_WITHIN + 2.0
 """Seconds in which a process says that an actor has stopped, whatever the actor does."""
@@ -146,7 +147,7 @@ class Procs:
         return os.path.join(self.host.logs, f"{safe}-{record.id & 0xFFFF:04x}-r{rank}.log")
 
     def _spec(self, record: MeshRecord, rank: int, kid: str) -> dict[str, Any]:
-        spec = record.spec
+        spec = as_here(record.spec, self.host.config.get("own"))
         mine = record.ranks_on(self.host.index)
         me = {
             "socket": self.socket,
@@ -217,7 +218,15 @@ class Procs:
         self.actors[proc.sender] = {0: proc}  # its mailbox is called like an actor, see `actor._mailbox`
         proc.pid = pid
         self._pipes[pipe] = proc
-        pipe.greet({"resumed": resumed, "received": proc.link.state.got, "epoch": list(self.host.gate.epoch)})
+        pipe.greet(
+            {
+                "resumed": resumed,
+                "received": proc.link.state.got,
+                "epoch": list(self.host.gate.epoch),
+                "data_key": dataplane.key(self.host.secret, self.host.sid).hex(),
+                "data_address": dataplane.address_of(self.host.addresses[self.host.index]),
+            }
+        )
         if not resumed:
             self._told(proc, words)
         proc.link.up(pipe, words["received"] if resumed else 0)

@@ -369,6 +369,17 @@ class HostService(host_pb2_grpc.HostServicer):
 
         return await self._run(context, work())  # type: ignore[no-any-return]
 
+    async def Hosts(self, request: pb.HostsRequest, context: Any) -> pb.HostsReply:  # noqa: N802
+        """The session has grown or shrunk."""
+
+        async def work() -> pb.HostsReply:
+            self._client(context)
+            port = await self.daemon.listening.at(request.listen) if request.listen else 0
+            self.daemon.peers.grow(request.addresses)
+            return pb.HostsReply(port=port)
+
+        return await self._run(context, work())  # type: ignore[no-any-return]
+
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseReply:  # noqa: N802
         """End this host: everything of ours on it."""
         self._client(context)

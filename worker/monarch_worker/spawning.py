@@ -268,8 +268,8 @@ class Spawning:
                 record.name = registry.auto_name()
             record.created = time.time()
             for index in {*record.hosts, self.host.index}:
-                if not 0 <= index < len(self.host.addresses):
-                    raise SpawnError(f"there is no host {index}: the session has {len(self.host.addresses)}")
+                if index != self.host.index and index not in self.peers.others:
+                    raise SpawnError(f"there is no host {index}: the session has {1 + len(self.peers.others)}")
             coordinator = SpawnCoordinator(
                 record.id,
                 {*record.hosts, self.host.index},
@@ -430,7 +430,7 @@ class Spawning:
             self._events.setdefault(mesh, asyncio.Queue()).put_nowait(lambda c: c.cancel(reason, now, data))
             await asyncio.wait([leading])
         record = self.host.registry.get(mesh)
-        hosts = set(record.hosts) if record is not None else set(range(len(self.host.addresses)))
+        hosts = set(record.hosts) if record is not None else {self.host.index, *self.peers.others}
         request = pb.StopRequest(mesh=mesh, reason=reason, here=True)
         calls: list[Awaitable[Any]] = [
             self.peers.others[host].dialer.call("Stop", request, 30.0)

@@ -1,0 +1,46 @@
+"""Actors on hosts that worker loops lend, and the loops themselves as processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from monarch_kernel.actor import Actor, endpoint
+
+LOOP = """
+import sys
+from pathlib import Path
+from monarch_kernel.actor import run_worker_loop_until_shutdown
+ca = Path(sys.argv[2]) if len(sys.argv) > 2 else "trust_all_connections"
+run_worker_loop_until_shutdown(address=sys.argv[1], ca=ca)
+print("returned", flush=True)
+"""
+
+
+class Place(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @endpoint
+    def folder(self) -> str:
+        return os.getcwd()
+
+    @endpoint
+    def ask(self, others: Any) -> list[int]:
+        return list(others.pid.call().get(timeout=20).values())
+
+    @endpoint
+    def spawn_there(self, hosts: Any) -> list[int]:
+        places = hosts.spawn_procs().spawn("from_inside", Place)
+        return list(places.pid.call().get(timeout=30).values())
+
+
+def start_loop(address: str, *more: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", LOOP, address, *more], stdout=subprocess.PIPE, text=True, **options)
