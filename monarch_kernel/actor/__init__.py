@@ -23,6 +23,7 @@ from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoi
 from ._future import Future
 from ._lent import attach_to_workers, run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
+from ._mock import patch_actor
 from ._ports import Channel, Port, PortReceiver
 from ._returns import returns_future
 from ._shape import Extent, NDSlice, Point, Region, Shape
@@ -60,6 +61,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "endpoint",
+    "patch_actor",
     "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",

@@ -401,7 +401,17 @@ class SyncActor(RunningActor):
     def _run(self) -> None:
         run_actor(self.record.id)
         _current.set(self._here)
-        self._construct()
+        try:
+            self._construct()
+            self._serve()
+        except BaseException as error:  # of the user's code all are caught: one of ours, or of an exception's own code
+            self._fail(f"{_lifecycle.said(error)} ended the actor\n{_lifecycle.of_exception(error)}")
+        finally:
+            _current.set(self._here)
+            self._clean()
+            self._ended()
+
+    def _serve(self) -> None:
         get, jobs = self._inbox.get, self._jobs
         while self.error is None:
             item = get()
@@ -430,9 +440,6 @@ class SyncActor(RunningActor):
             args, kwargs = (), {}
             del item, method
             self.current = None
-        _current.set(self._here)
-        self._clean()
-        self._ended()
 
     def _supervise(self, failure: dict[str, Any]) -> None:
         if self._stopping is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -93,6 +94,18 @@ class Waiter(asyncio.Future[Any]):
             self.get_loop().call_soon_threadsafe(end)
 
 
+def driven_in(thread: int | None) -> asyncio.Task[Any] | None:
+    """The task that a thread runs a loop for, as `asyncio.run` does. From any thread."""
+    frame = sys._current_frames().get(thread or 0)
+    while frame is not None:
+        if frame.f_code is _RUN:
+            task = frame.f_locals.get("future")
+            return task if isinstance(task, asyncio.Task) else None
+        frame = frame.f_back
+    return None
+
+
+_RUN = asyncio.BaseEventLoop.run_until_complete.__code__
 _WAIT: CodeType = asyncio.tasks._wait.__code__  # type: ignore[attr-defined]
 _GROUP = {
     getattr(asyncio.TaskGroup, name).__code__ for name in ("__aexit__", "_aexit") if hasattr(asyncio.TaskGroup, name)
@@ -104,6 +117,13 @@ def awaited(task: asyncio.Task[Any]) -> list[Waiter]:
 
     Each step is read from the one who waits to the one waited for: while that is not done, the step before still holds.
     """
+    try:
+        return _awaited(task)
+    except (AttributeError, KeyError, RuntimeError, TypeError):  # it went on while it was read, or is of no known kind
+        return []
+
+
+def _awaited(task: asyncio.Task[Any]) -> list[Waiter]:
     timed = _timed(task.get_loop())
     if timed is None:
         return []
@@ -142,14 +162,15 @@ def _inside(task: asyncio.Task[Any]) -> list[Any]:
     return []
 
 
-def _timed(loop: asyncio.AbstractEventLoop) -> set[Any] | None:
+def _timed(loop: asyncio.AbstractEventLoop) -> set[asyncio.Task[Any]] | None:
     """The tasks that a timer of their loop will cancel, as of `asyncio.timeout`; None when that cannot be told."""
     scheduled = getattr(loop, "_scheduled", None)
     if scheduled is None:
         return None
-    found = set()
+    found: set[asyncio.Task[Any]] = set()
     for handle in list(scheduled):
         owner = getattr(handle._callback, "__self__", None)
-        if not handle.cancelled() and owner is not None:
-            found.add(owner if isinstance(owner, asyncio.Task) else getattr(owner, "_task", None))
+        task = owner if isinstance(owner, asyncio.Task) else getattr(owner, "_task", None)
+        if isinstance(task, asyncio.Task) and not handle.cancelled():
+            found.add(task)
     return found

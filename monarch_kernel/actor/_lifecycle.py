@@ -65,12 +65,18 @@ def failed(instance: Instance, why: str) -> str:
 
 def of_exception(error: BaseException) -> str:
     """The traceback of what a hook or an endpoint raised."""
-    return "".join(traceback.format_exception(error)).rstrip()
+    try:
+        return "".join(traceback.format_exception(error)).rstrip()
+    except BaseException:  # what raises when it is looked at
+        return "".join(traceback.format_tb(error.__traceback__)) + type(error).__qualname__
 
 
 def said(error: BaseException) -> str:
-    """Type and text of an exception; `str(error)` itself may raise."""
-    return traceback.format_exception_only(error)[-1].strip()
+    """Type and text of an exception."""
+    try:
+        return traceback.format_exception_only(error)[-1].strip()
+    except BaseException:  # what raises when it is looked at
+        return type(error).__qualname__
 
 
 def reason_of(error: SupervisionError | None) -> Exception | None:

@@ -16,6 +16,7 @@ from ._context import chain, context
 from ._endpoint import Endpoint, endpoints_of, plain_method
 from ._future import Future, resolved
 from ._handle import Handle, mention, mentioned_pending
+from ._mock import patched, travelling
 from ._ndslice import NDSlice
 from ._provider import current_runtime, runtime_of
 from ._region import Region
@@ -182,6 +183,7 @@ class ProcMesh(Mesh):
         ValueError
             Its endpoints mix ``def`` and ``async def``.
         """
+        Class = cast("type[A]", patched(Class))  # noqa: N806  # as the parameter
         endpoints = endpoints_of(Class)
         if not isinstance(name, str) or not name:
             raise TypeError(f"spawn needs a name, a text; got {name!r}")
@@ -193,7 +195,7 @@ class ProcMesh(Mesh):
             pass
         handle = self._handle
         runtime = handle.runtime
-        payload = b"".join(pickling.encode(pickling.dumps_call((Class, *args), kwargs)))
+        payload = b"".join(pickling.encode(pickling.dumps_call((travelling(Class), *args), kwargs)))
         waits = [*handle.waits(), *mentioned_pending()]
         ranks = self._covered.ranks()
         record = MeshRecord(

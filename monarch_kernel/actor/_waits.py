@@ -16,8 +16,8 @@ from ..protocol import records
 from ..protocol.frames import Record
 from ..protocol.records import Kind
 from ..state.waits import Activity, Circle, Probe, Wait, Waits
-from ._actors import AsyncActor, RunningActor
-from ._blocking import Waiter, awaited, blocked_in
+from ._actors import AsyncActor, RunningActor, SyncActor
+from ._blocking import Waiter, awaited, blocked_in, driven_in
 
 if TYPE_CHECKING:
     from ._calls import Call
@@ -96,12 +96,12 @@ class Watch:
     def _look(self) -> None:
         actors = [a for a in self._executor.actors.values() if isinstance(a, RunningActor)]
         activities = [activity for actor in actors for activity, _ in self._activities(actor)]
-        self._send(self._waits.observe(activities, time.monotonic()))
         self._quiet = 0 if activities or any(actor.under_way() for actor in actors) else self._quiet + 1
         if self._quiet < _QUIET:
             self._runtime.io.loop.call_later(TICK, self._look)
         else:
             self.on = False
+        self._send(self._waits.observe(activities, time.monotonic()))
 
     # -- what an actor is in the middle of
 
@@ -131,15 +131,16 @@ class Watch:
     def _of_thread(self, actor: RunningActor) -> tuple[Activity, _Ends] | None:
         """What blocks an actor's thread, and with it all that the actor does."""
         waits = blocked_in(actor.thread)
-        if not waits or any(wait.timed for wait in waits):
+        if any(wait.timed for wait in waits):
             return None
-        on = waits[-1].on()
-        ends: list[tuple[Future[Any], _End]] = []
+        on = waits[-1].on() if waits else None
+        if on is None and isinstance(actor, SyncActor):
+            on = driven_in(actor.thread)
+        if on is None:
+            return None
         if isinstance(on, asyncio.Task):
-            ends += [(waiter.source, waiter) for waiter in awaited(on)]
-        elif on is not None:
-            ends.append((on, waits[-1]))
-        return self._activity(actor, actor.current, ends)
+            return self._activity(actor, actor.current, [(waiter.source, waiter) for waiter in awaited(on)])
+        return self._activity(actor, actor.current, [(on, waits[-1])])
 
     def _of_task(self, actor: RunningActor, task: asyncio.Task[Any], outcome: Outcome) -> tuple[Activity, _Ends] | None:
         waiters: list[Waiter] = awaited(task)

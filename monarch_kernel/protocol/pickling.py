@@ -386,7 +386,7 @@ def dumps_exception(error: BaseException) -> bytes:
     """
     try:
         text = "".join(traceback.format_exception(error))
-    except Exception:  # a `__str__` that raises
+    except Exception:  # what raises when it is looked at
         text = "".join(traceback.format_tb(error.__traceback__)) + f"{type(error).__qualname__}\n"
     return pickle.dumps({"traceback": text, "error": _describe(error, 0)}, _PROTOCOL)
 
@@ -403,7 +403,10 @@ def _describe(error: BaseException, depth: int) -> dict[str, Any]:
             linked["cause"] = _describe(error.__cause__, depth + 1)
         elif error.__context__ is not None and not error.__suppress_context__:
             linked["context"] = _describe(error.__context__, depth + 1)
-    notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
+    try:
+        notes = [note for note in getattr(error, "__notes__", None) or () if isinstance(note, str)]
+    except Exception:
+        notes = []
     return {
         "type": kind.__qualname__, "module": kind.__module__, "text": text, "notes": notes,
         "pickle": _pickled_exception(error), "suppress": error.__suppress_context__, **linked,

@@ -128,6 +128,23 @@ def test_exceptions_that_cannot_be_made_here(runner):
     assert runner.run.call_one(lambda: "alive").get(timeout=WAIT) == "alive"
 
 
+@pytest.mark.parametrize("actor", [Runner, AsyncRunner])
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+@pytest.mark.parametrize("hook", ["__str__", "__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__notes__"])
+def test_exceptions_that_raise_when_they_are_looked_at_are_errors_at_the_caller(one, actor, kind, hook):
+    def fail(kind: type[BaseException], hook: str) -> None:
+        def cursed(*args: Any) -> Any:
+            raise kind("looked at")
+
+        member: Any = property(cursed) if hook == "__notes__" else cursed
+        raise type("Cursed", (Exception,), {hook: member})("tricky")
+
+    mesh = one.spawn("cursed", actor)
+    with pytest.raises((ActorError, SupervisionError), match=r"Cursed|looked at"):
+        mesh.run.call_one(fail, kind, hook).get(timeout=WAIT)
+    mesh.stop().get(timeout=WAIT)
+
+
 def test_results_that_cannot_be_sent(runner):
     def locked() -> Any:
         import threading

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from wait_actors import Async, Sync
 
-from monarch_kernel.actor import ActorError
+from monarch_kernel.actor import ActorError, this_proc
+from monarch_kernel.actor._provider import current_runtime
 from monarch_kernel.errors import Deadlock, ProcDied, SupervisionError
 
 WAIT = 30
@@ -61,6 +62,26 @@ def test_sync_and_async_actors_in_one_circle(places):
     refused(second.ask.call_one(first, second))
     refused(second.gathered.call_one(first, second), r"second\[0\]\.gathered")
     refused(first.stream.call_one(second, first), r"first\[0\]\.stream")
+    refused(first.run.call_one(second, first), r"first\[0\]\.run")
+    refused(first.fold.call_one(second, first), r"first\[0\]\.fold")
+
+
+def test_an_actor_of_the_clients_own_process(session, places):
+    here, there = this_proc().spawn("here", Sync), places[2].spawn("there", Async)
+    refused(here.ask.call_one(there, here))
+    refused(there.ask.call_one(here, there))
+    here.stop().get(timeout=WAIT)
+
+
+def test_a_process_looks_only_while_something_is_under_way(session, until):
+    watch = current_runtime().watch
+    here = this_proc().spawn("here", Sync)
+    until(lambda: not watch.on, what="an idle process")
+    call = here.busy.call_one(1)
+    until(lambda: watch.on, what="a look")
+    assert call.get(timeout=WAIT) == "done"
+    until(lambda: not watch.on, what="an idle process")
+    here.stop().get(timeout=WAIT)
 
 
 @pytest.mark.parametrize(

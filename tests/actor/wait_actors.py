@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from monarch_kernel.actor import Actor, concurrent_endpoint, endpoint, this_proc
+from monarch_kernel.actor import Accumulator, Actor, concurrent_endpoint, endpoint, this_proc
 
 
 class Sync(Actor):
@@ -52,6 +52,21 @@ class Sync(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def run(self, *way: Any) -> Any:
+        """In a loop of its own."""
+
+        async def wait() -> Any:
+            return await self.asked(way)
+
+        return asyncio.run(wait())
+
+    @endpoint
+    def fold(self, *way: Any) -> Any:
+        """In an operation that runs while somebody waits for it."""
+        first, *rest = way
+        return Accumulator(first.ask, 0, lambda total, _: total + 1).accumulate(*rest).get()
 
     @endpoint
     def busy(self, seconds: float) -> str:
