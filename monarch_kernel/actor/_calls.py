@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ActorError, HostLost, MonarchError, SpawnError
+from ..errors import ActorError, HostLost, MonarchError, SpawnError, SupervisionError
 from ..protocol import pickling, records
 from ..protocol.faults import error_from_json
 from ..protocol.frames import Record, check_size
@@ -372,7 +372,7 @@ class Caller:
                 self._release(key[0], key[1], key[2])
             return
         if rank == _ALL:
-            self._fail(call, error_from_json(record[REPLY_BODY:]))
+            self._fail(call, failed_call(call, error_from_json(record[REPLY_BODY:])))
             return
         region = call.region
         whole = region is call.handle.region or len(call.got) == 1
@@ -495,7 +495,7 @@ class Answer:
         if self.status == Status.RESULT:
             return pickling.loads(*pickling.decode(body))
         if self.status == Status.FAULT:
-            raise error_from_json(body)
+            raise failed_call(self.call, error_from_json(body))
         exception, trace = pickling.loads_exception(body)
         handle = self.call.handle
         text = f"{self.where()} raised {type(exception).__name__}.\n{trace}"
@@ -506,6 +506,14 @@ class Answer:
         handle = self.call.handle
         rank = f"rank {self.rank} of {handle.region.extent!r} (host {handle.hosts[self.rank]})"
         return f"Actor call {handle.name}.{self.call.endpoint} failed: {rank}"
+
+
+def failed_call(call: Call, error: MonarchError) -> MonarchError:
+    """Why a call was not answered, with the call in front."""
+    if not isinstance(error, SupervisionError):
+        return error
+    text = f"Endpoint call {call.handle.name}.{call.endpoint}() failed, {error.message}"
+    return type(error)(text, mesh=error.mesh, rank=error.rank, host=error.host)
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

@@ -73,6 +73,7 @@ class Runtime(ABC):
         self.sender = new_id()
         self.caller = Caller(io, self.sender, self.send, self.send_from, None if controller else host)
         self.executor = Executor(io, self._answer, CONTROLLER if controller else host)
+        self._owners: set[int] = set()  # the actors of this process that have spawned something
         self._handles: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
         self._handles_lock = threading.Lock()
         self.mailbox = Mailbox(self)
@@ -110,7 +111,15 @@ class Runtime(ABC):
         instance = context().actor_instance
         if not instance.mesh:
             return "session"
+        self._owners.add(instance.mesh)
         return str(Owner(instance.mesh, instance.rank.rank, self.executor.host))
+
+    def end_owned(self, mesh: int, rank: int, reason: str) -> None:
+        """End all that an actor of this process has spawned: it has ended. From any thread."""
+        if mesh in self._owners:
+            self._owners.discard(mesh)
+            owner = str(Owner(mesh, rank, self.executor.host))
+            self.request("Stop", lambda pb: pb.StopRequest(owner=owner, reason=reason))
 
     def first_use(self, handle: Handle) -> None:  # noqa: B027  # only a notebook has something to do
         """A mesh is called for the first time from here: a notebook sends what its variables hold."""

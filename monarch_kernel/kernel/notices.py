@@ -47,10 +47,13 @@ class Notices:
         if "breakpoint" in event:
             self._stopped(event)
             return
-        fault = (event.get("record") or {}).get("fault")
-        if fault is not None and event.get("kind") != "procs":
-            key: tuple[Any, ...] = (event.get("name"), event.get("rank"))
-            text = str(fault.get("text", ""))
+        failure = event.get("failure")
+        if failure is not None:
+            spawning = "record" not in event and failure["error"] == "ConstructorFailed"
+            if event.get("hooked") or (spawning and failure["notebook"]):
+                return  # the program's own hook has it; or the cell that spawns fails of it
+            key: tuple[Any, ...] = (failure["mesh_name"], failure["ranks"][0], failure["died"])
+            text = failure["text"]
         elif "over" in event:
             key, text = ("over",), event["over"]
         elif "host_lost" in event:
@@ -91,9 +94,15 @@ class Notices:
     def _show(self, said: tuple[Any, ...]) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, []
-        texts = list(dict.fromkeys(text for key, text in waiting if key != said))  # a process, not each actor in it
+        # The death of a process, and not of each actor in it; that one of them was said is enough.
+        died = {key[2] for key, _ in waiting if said and key[:2] == said}
+        texts: dict[Any, str] = {}
+        for key, text in waiting:
+            if (said and key[:2] == said) or (key[2:] and key[2] is not None and key[2] in died):
+                continue
+            texts.setdefault(key[2] if key[2:] and key[2] is not None else text, text)
         sys.stdout.flush()  # what the cell printed comes first
-        for text in texts[:_SHOWN]:
+        for text in list(texts.values())[:_SHOWN]:
             print(f"monarch: {text}", file=sys.stderr)
         if len(texts) > _SHOWN:
             print(f"monarch: and {len(texts) - _SHOWN} more; see %monarch status", file=sys.stderr)

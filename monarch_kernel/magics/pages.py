@@ -18,6 +18,7 @@ from monarch_kernel.session import Session
 from monarch_kernel.session._left import LeftCall
 from monarch_kernel.state.records import Kind, MeshRecord
 from monarch_kernel.state.registry import Registry
+from monarch_kernel.state.supervision import plain_text
 
 __all__ = ["arrived", "calls", "help_page", "ps", "restarted", "running", "status"]
 
@@ -281,7 +282,7 @@ def _faults(registry: Registry) -> list[str | Mark]:
 
 def _shortened(text: str) -> str:
     """The first lines of a fault, and where its log is and what to do, which stand at its end."""
-    lines = text.splitlines()
+    lines = plain_text(text).splitlines()
     ends = [line for line in lines[_LINES_SHOWN:] if line.startswith(("Its log:", "Bring it back"))]
     return "\n".join([*lines[:_LINES_SHOWN], *(["  …"] if len(lines) > _LINES_SHOWN + len(ends) else []), *ends])
 
@@ -290,9 +291,8 @@ def _faults_while_away(faults: Sequence[Mapping[str, Any]]) -> Cell:
     """What happened with nobody there, a process and the actors in it once."""
     said: dict[str, None] = {}
     for event in faults:
-        fault = (event.get("record") or {}).get("fault") or {}
-        text = str(fault.get("text", "")) or json.dumps(event)
-        said.setdefault(text.splitlines()[0])
+        text = str(event.get("failure", {}).get("text", "")) or json.dumps(event)
+        said.setdefault(plain_text(text).splitlines()[0])
     first = list(said)[:_FAULTS_SHOWN]
     more = [f"and {len(said) - len(first)} more: %monarch status"] if len(said) > len(first) else []
     return Mark("\n".join([*first, *more]), "bad")

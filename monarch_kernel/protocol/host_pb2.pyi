@@ -215,14 +215,16 @@ class DecideReply(_message.Message):
     def __init__(self, record: _Optional[bytes] = ...) -> None: ...
 
 class StopRequest(_message.Message):
-    __slots__ = ("mesh", "reason", "here")
+    __slots__ = ("mesh", "reason", "here", "owner")
     MESH_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HERE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     mesh: int
     reason: str
     here: bool
-    def __init__(self, mesh: _Optional[int] = ..., reason: _Optional[str] = ..., here: _Optional[bool] = ...) -> None: ...
+    owner: str
+    def __init__(self, mesh: _Optional[int] = ..., reason: _Optional[str] = ..., here: _Optional[bool] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class StopReply(_message.Message):
     __slots__ = ("stopped",)

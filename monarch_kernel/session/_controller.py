@@ -33,8 +33,10 @@ from ..protocol.sockets import SocketStream, message_socket
 from ..protocol.statefile import SessionFile
 from ..state.epoch import Epoch
 from ..state.merge import Merged, merge
-from ..state.records import MeshRecord
+from ..state.records import MeshRecord, Owner
+from ..state.supervision import failure_of
 from ..state.times import TIMES, Times
+from ._faults import FaultHook
 
 EVENTS_KEPT = 1000
 RELEASING = 1.0
@@ -50,6 +52,7 @@ class Identity:
     title = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c") else ""
 
 
+_fault_hook = FaultHook()
 _io: IOThread | None = None
 _io_lock = threading.Lock()
 
@@ -110,6 +113,7 @@ class Controller(Runtime):
         self.on_first_use: Callable[[], None] | None = None
         self.on_spawned: Callable[[MeshRecord], None] = lambda record: None
         self.on_lent_ended: Callable[[int], None] = lambda index: None
+        self.fault_hook = _fault_hook
         self._on_event = on_event
         self._on_over = on_over
         self._dialers: dict[int, Dialer] = {}
@@ -284,9 +288,10 @@ class Controller(Runtime):
             elif kind == Kind.STABLE:
                 caller.on_stable(record)
             elif kind == Kind.EVENT:
-                event = records.parse_notice(record)[0]
-                self.events.append(event)
-                self._on_event(event)
+                self._told(records.parse_notice(record)[0])
+            elif kind == Kind.SUPERVISE:
+                what = records.parse_notice(record)[0]
+                getattr(self.executor, "supervise", print)(what["owner"][0], what["failure"])
             elif kind == Kind.CALL:
                 if host is not None:
                     self._came[records.parse_call(record).sender] = host
@@ -295,6 +300,18 @@ class Controller(Runtime):
                 self.executor.on_release(record)
             elif kind == Kind.WAIT:
                 self.watch.heard(record)
+
+    def _told(self, event: dict[str, Any]) -> None:
+        """Something happened. A failure that no actor handled goes to the program's hook, if that is to have it."""
+
+        def show(text: str) -> None:
+            again = {"mesh": event.get("mesh"), "rank": event.get("rank"), "name": event.get("name"), "at": time.time()}
+            self.io.post(self._on_event, {**again, "failure": {**event["failure"], "text": text}})
+
+        if "failure" in event:
+            event["hooked"] = self.fault_hook.take(event["failure"], kernel=Identity.kind == "kernel", show=show)
+        self.events.append(event)
+        self._on_event(event)
 
     def _all_ended(self) -> bool:
         # Of a host on another machine nothing is known; those of this one are the session's own.
@@ -364,11 +381,29 @@ class Controller(Runtime):
         if kind == Kind.CREATED:
             what = records.parse_notice(b"".join(chunks))[0]
             if what["state"] == "failed":
-                self._on_event({"rank": 0, "mesh": what["mesh"], "record": {"state": "failed", "fault": what["fault"]}})
+                self._failed_here(what["mesh"], what["fault"])
+            if what["state"] != "ok":
+                ended = "was stopped" if what["state"] == "stopped" else "has failed"
+                self.end_owned(what["mesh"], 0, f"the actor that owned it {ended}")
         elif sender == self.sender:
             self._take([b"".join(chunks)])
         elif (link := self._links.get(self._came.get(sender, 0))) is not None:
             link.send(*chunks)
+
+    def _failed_here(self, mesh: int, fault: dict[str, Any]) -> None:
+        """An actor of this very process has failed."""
+        running = self.executor.actors.get(mesh)
+        if running is None:
+            return
+        record = running.record
+        failure = failure_of(record, 0, fault, CONTROLLER)
+        owner = Owner.parse(record.owner)
+        if owner is not None and owner.host == CONTROLLER:
+            getattr(self.executor, "supervise", print)(owner.mesh, failure)
+        else:
+            state = {"state": "failed", "fault": fault}
+            event = {"rank": 0, "mesh": mesh, "name": record.name, "kind": "actors", "record": state}
+            self._told({**event, "failure": failure, "at": time.time()})
 
     def request(self, method: str, message: Callable[[Any], Any], timeout: float | None = None) -> Future[Any]:
         """An RPC at the head; cut off by a restart of its daemon it is asked again, since all may be repeated."""

@@ -173,6 +173,12 @@ class Registry:
         """The live actor meshes that run in this proc mesh, and those that its actors own, oldest first."""
         return [record for record in self.live() if _below(record, mesh)]
 
+    def owned(self, mesh: int) -> list[MeshRecord]:
+        """The live meshes that actors of this mesh (or in it) own and that do not run in it, oldest first."""
+        actors = {mesh, *(record.id for record in self.live("actors") if record.procs == mesh)}
+        owners = ((record, Owner.parse(record.owner)) for record in self.live())
+        return [r for r, owner in owners if owner is not None and owner.mesh in actors and r.id not in actors]
+
     def auto_name(self) -> str:
         """A name nobody gave: ``procs-N``, never one that was used before."""
         used = {record.name for record in (*self._live.values(), *self._stopped.values(), *self.pending())}
@@ -216,6 +222,8 @@ class Registry:
             return [Already(mesh, "prepared")]
         if record.procs is not None and record.procs in self._stopped:
             return [Refused(mesh, "the processes it would run in were stopped")]
+        if (owner := Owner.parse(record.owner)) is not None and owner.mesh in self._stopped:
+            return [Refused(mesh, "the actor that spawns it was stopped")]
         record = record.copy()
         record.ranks = {rank: record.ranks.get(rank, RankRecord()) for rank in self._mine(record)}
         self._pending[mesh] = _Pending(record, now)

@@ -8,7 +8,7 @@ goes to the owner of that, and on, until somebody handles it or it reaches the s
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,18 @@ from .changes import Decision, RankChanged
 from .records import MeshRecord, Owner
 from .registry import Registry
 
-__all__ = ["Lost", "Supervision", "Told", "actor_title", "died_text", "failed_text", "how_it_died", "stopped_text"]
+__all__ = [
+    "Lost",
+    "Supervision",
+    "Told",
+    "actor_title",
+    "died_text",
+    "failed_text",
+    "failure_of",
+    "how_it_died",
+    "plain_text",
+    "stopped_text",
+]
 
 #: Spawns that failed lately, whose other ranks may fail too: kept to know whom to tell.
 _ABORTED = 64
@@ -27,6 +38,8 @@ class Told:
     """Tell `owner` (None: whoever controls the session) of a failure, as `MeshFailure.to_dict` has it."""
 
     owner: Owner | None
+    mesh: int
+    rank: int
     failure: dict[str, Any]
 
 
@@ -60,7 +73,7 @@ class Supervision:
         for decision in decisions:
             if not isinstance(decision, RankChanged) or decision.record.state not in ("failed", "dead"):
                 continue
-            record = self._record(decision.mesh)
+            record = self.record(decision.mesh)
             if record is None or record.state == "stopped" or decision.record.fault is None:
                 continue
             if record.kind == "procs" and self._has_actors(record.id, decision.rank):
@@ -68,34 +81,24 @@ class Supervision:
             found += self._failed(record, decision.rank, decision.record.fault)
         return found
 
-    def aborted(self, mesh: int, rank: int, fault: dict[str, Any]) -> list[Told | Lost]:
-        """A rank has failed of a spawn that was given up because another one had."""
-        record = self._aborted.get(mesh)
-        return self._failed(record, rank, fault) if record is not None else []
-
     def _failed(self, record: MeshRecord, rank: int, fault: dict[str, Any]) -> list[Told | Lost]:
-        text = failed_text(record, rank, str(fault.get("text") or fault.get("why") or ""))
-        failure = {
-            "mesh_name": record.name,
-            "ranks": [rank],
-            "text": text,
-            "error": fault.get("error", "SupervisionError"),
-            "host": self.host,
-            "notebook": record.key is not None,
-        }
-        told: list[Told | Lost] = [Told(Owner.parse(record.owner), failure)]
+        failure = failure_of(record, rank, fault, self.host)
+        told: list[Told | Lost] = [Told(Owner.parse(record.owner), record.id, rank, failure)]
         if record.kind == "actors":
             told.append(Lost(Owner(record.id, rank, self.host), f"{record.name}, which owned it, has failed"))
         return told
 
-    def _record(self, mesh: int) -> MeshRecord | None:
+    def record(self, mesh: int) -> MeshRecord | None:
+        """The record of a mesh, be it live, stopped, prepared, or (once this was asked of it) given up."""
         record = self.registry.get(mesh)
+        if record is not None:
+            return record
+        record = next((pending for pending in self.registry.pending() if pending.id == mesh), None)
         if record is None:
-            record = next((pending for pending in self.registry.pending() if pending.id == mesh), None)
-            if record is not None:
-                self._aborted[mesh] = record
-                while len(self._aborted) > _ABORTED:
-                    del self._aborted[next(iter(self._aborted))]
+            return self._aborted.get(mesh)
+        self._aborted[mesh] = record  # a rank of it has failed: it will be given up
+        while len(self._aborted) > _ABORTED:
+            del self._aborted[next(iter(self._aborted))]
         return record
 
     def _has_actors(self, procs: int, rank: int) -> bool:
@@ -103,19 +106,43 @@ class Supervision:
         return any(record.procs == procs and rank in record.proc_ranks for record in actors)
 
 
+def failure_of(record: MeshRecord, rank: int, fault: Mapping[str, Any], host: int) -> dict[str, Any]:
+    """A failure as plain data: what `MeshFailure.from_dict` reads, and what a notebook needs to show it once.
+
+    Parameters
+    ----------
+    fault
+        An error of ours as `protocol.faults` writes it; with a ``code`` it is the death of the process.
+    """
+    died = record.kind == "actors" and "code" in fault and rank < len(record.proc_ranks)
+    return {
+        "mesh_name": record.name,
+        "ranks": [rank],
+        "text": failed_text(record, rank, str(fault.get("text") or fault.get("why") or "")),
+        "error": fault.get("error", "SupervisionError"),
+        "host": host,
+        "died": f"{record.procs:x}.{record.proc_ranks[rank]}" if died else None,
+        "notebook": record.key is not None,
+    }
+
+
 # -- the words; the first line of each is Monarch's own, which programs look for
+
+_FAILED = " and all its descendants have failed"
+_ON = "the process this actor was running on"
 
 
 def actor_title(record: MeshRecord, rank: int) -> str:
-    """One actor (or process) of a mesh, with who spawned it in front.
+    """One actor (or process) of a mesh, with who spawned it in front; of no rank of it, the mesh as a whole.
 
     >>> actor_title(MeshRecord(1, "actors", "a", ("g",), (2,), (0, 0), module="m", qualname="C"), 1)
     "<root>.<m.C a{'g': 1/2}>"
     """
+    known = 0 <= rank < max(1, record.size)
     creators = getattr(record, "creator", None) or [[None, "root", [], [], 0]]
     above = "".join(f"{_title(*creator)}." for creator in creators)
     kind = f"{record.module}.{record.qualname}" if record.qualname else None
-    return above + _title(kind, record.name, record.labels, record.sizes, rank)
+    return above + _title(kind, record.name, record.labels if known else (), record.sizes if known else (), rank)
 
 
 def _title(kind: str | None, name: str, labels: Sequence[str], sizes: Sequence[int], rank: int) -> str:
@@ -128,21 +155,36 @@ def _title(kind: str | None, name: str, labels: Sequence[str], sizes: Sequence[i
 
 
 def failed_text(record: MeshRecord, rank: int, why: str) -> str:
-    """The text of a failure; one that has its first line already stays as it is."""
-    if " and all its descendants have failed" in why.partition("\n")[0]:
+    """The text of a failure; one that has this line already stays as it is."""
+    title = actor_title(record, rank)
+    if f"{title}{_FAILED}" in why:
         return why
-    what = "actor" if record.kind == "actors" else "process"
-    return f"The {what} {actor_title(record, rank)} and all its descendants have failed:\n{why}"
+    return f"The {'actor' if record.kind == 'actors' else 'process'} {title}{_FAILED}:\n{why}"
+
+
+def plain_text(text: str) -> str:
+    """Such a text without Monarch's first lines, for a person.
+
+    >>> plain_text(failed_text(MeshRecord(1, "actors", "a"), 0, "a, rank 0: ValueError in step"))
+    'a, rank 0: ValueError in step'
+    """
+    for words in (_FAILED, _ON):
+        first, _, rest = text.partition("\n")
+        if words in first and rest.strip():
+            text = rest
+    return text
 
 
 def stopped_text(record: MeshRecord, rank: int, reason: str) -> str:
     """The text of a call to what was stopped.
 
-    >>> stopped_text(MeshRecord(1, "actors", "a", module="m", qualname="C"), 0, "stopped by its owner")
-    'The actor <root>.<m.C a> has status: stopped: stopped by its owner'
+    >>> print(stopped_text(MeshRecord(1, "actors", "a", module="m", qualname="C"), 0, "its owner has ended"))
+    Supervision event: actor <root>.<m.C a> has status: stopped
+    a was stopped: its owner has ended
     """
-    what = "actor" if record.kind == "actors" else "process"
-    return f"The {what} {actor_title(record, rank)} has status: stopped" + (f": {reason}" if reason else "")
+    title = actor_title(record, rank)
+    said = f"{record.name} was stopped" + (f": {reason}" if reason else "")
+    return f"Supervision event: actor {title} has status: stopped\n{said}"
 
 
 def how_it_died(code: int) -> str:
@@ -163,4 +205,4 @@ def died_text(record: MeshRecord, rank: int, code: int, more: str) -> str:
     """The text of the death of an actor's process; `more` says which process it was, and what it printed last."""
     how = how_it_died(code)
     link = "failed: " if code < 0 else ""
-    return failed_text(record, rank, f"the process this actor was running on {link}{how}\n{more}")
+    return failed_text(record, rank, f"{_ON} {link}{how}\n{more}")

@@ -52,7 +52,7 @@ class Daemon:
         self.peers = Peers(
             host,
             self.router.take,
-            caller_gone=self.router.origin_gone,
+            caller_gone=self._caller_gone,
             host_lost=self._host_lost,
             host_renewed=self.router.peer_renewed,
             caller_renewed=self.router.origin_renewed,
@@ -62,6 +62,7 @@ class Daemon:
         self.router.peers = self.peers
         self.peers.procs_by_sender = self._proc_by_sender
         self.spawning = Spawning(host, self.procs, self.router, self.peers, self.tell)
+        self.router.supervise = self.spawning.supervisor.deliver
         self.debugging = Debugging(host, self.peers, self.tell)
         self.router.debugging = self.debugging
         self.service = HostService(self)
@@ -90,6 +91,11 @@ class Daemon:
     def _proc_by_sender(self, sender: int) -> Proc | None:
         return next((proc for proc in self.procs.by_id.values() if proc.sender == sender), None)
 
+    def _caller_gone(self, caller: Caller) -> None:
+        self.router.origin_gone(caller)
+        if caller.kind == "controller" and self.host.head:
+            self.spawning.controller_gone()
+
     def _host_lost(self, host: int, error: MonarchError) -> None:
         self.router.host_lost(host, error if isinstance(error, HostLost) else HostLost(str(error), host=host))
         self.spawning.host_lost(host)
@@ -101,7 +107,7 @@ class Daemon:
         controller = self.peers.controller()
         if controller is not None:
             controller.send(*records.notice(Kind.EVENT, what))
-        elif what.get("record", {}).get("state") in ("failed", "dead"):
+        elif "failure" in what:
             self.host.fault(what)
 
     def log(self, error: BaseException) -> None:

@@ -73,6 +73,8 @@ class ProcRuntime(Runtime):
             what = records.parse_notice(chunks[0])[0]
             if what["state"] != "stopped":
                 self._created[what["mesh"]] = what
+            else:  # by itself, as far as the daemon knows; of one that has failed the daemon sees to it
+                self.end_owned(what["mesh"], what["rank"], "the actor that owned it was stopped")
         self.link.send_from(*chunks, at_once=at_once)
 
     def request(self, method: str, message: Callable[[Any], Any], timeout: float | None = None) -> Future[Any]:
@@ -135,6 +137,9 @@ class ProcRuntime(Runtime):
                 self.executor.create(mesh, what["rank"], payload, self._procs_of(mesh))
             elif kind == Kind.STOP:
                 self._stop(records.parse_notice(record)[0])
+            elif kind == Kind.SUPERVISE:
+                what, _ = records.parse_notice(record)
+                self.executor.supervise(what["owner"][0], what["failure"])
             elif kind == Kind.RESPONSE:
                 self._responded(record)
             elif kind == Kind.WAIT:

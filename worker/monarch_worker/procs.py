@@ -21,8 +21,9 @@ from monarch_kernel.protocol.frames import Record
 from monarch_kernel.protocol.links import ResumableLink
 from monarch_kernel.protocol.records import Kind
 from monarch_kernel.protocol.sockets import SocketPipe, Take, message_socket
-from monarch_kernel.state.records import MeshRecord
-from monarch_kernel.state.registry import Decision
+from monarch_kernel.state.records import MeshRecord, RankRecord
+from monarch_kernel.state.registry import Decision, RankChanged
+from monarch_kernel.state.supervision import died_text, failed_text, stopped_text
 from monarch_kernel.state.times import TIMES
 from monarch_worker.host import Host, signal_name, start_time, tail
 from monarch_worker.lent import as_here
@@ -184,7 +185,7 @@ class Procs:
             if proc is None or proc.dead is not None:
                 below = registry.get(record.procs or 0)
                 if below is not None and proc is not None and proc.dead is not None:
-                    why: MonarchError = self._death(below.name, proc.rank, proc)  # there is no mesh of actors to name
+                    why: MonarchError = self._death(below, proc.rank, proc)  # there is no mesh of actors to name
                 else:
                     why = self.why_not(record, rank)
                 fault = {**json.loads(error_to_json(why)), "why": str(why), "at": self._loop.time()}
@@ -291,7 +292,11 @@ class Procs:
         record = registry.get(what["mesh"])
         held = record.ranks.get(what["rank"]) if record is not None else None
         event = registry.rank_died if held is not None and held.state == "ok" else registry.rank_failed
-        self._changed(event(what["mesh"], what["rank"], fault))
+        changes = event(what["mesh"], what["rank"], fault)
+        if record is None and not changes:
+            # Another rank failed first, and the spawn was given up; whoever supervises is told of each.
+            changes = [RankChanged(what["mesh"], 1, what["rank"], RankRecord("failed", fault=fault))]
+        self._changed(changes)
 
     # -- ends
 
@@ -304,13 +309,14 @@ class Procs:
             (r for r in self.host.registry.pending() if r.id == proc.mesh), None
         )
         log = self.log_of(record, proc.rank) if record is not None else event.get("log")
-        proc.dead = {"pid": proc.pid, "how": signal_name(event["code"]), "tail": tail(log), "log": log}
+        code = event["code"]
+        proc.dead = {"pid": proc.pid, "code": code, "how": signal_name(code), "tail": tail(log), "log": log}
         proc.gone.set()
         proc.link.close()
         if not proc.up.done():
             proc.up.set_result(None)
         if record is not None and proc.ending is None:
-            error = self._death(record.name, proc.rank, proc)
+            error = self._death(record, proc.rank, proc)
             fault = {**json.loads(error_to_json(error)), "why": str(error), "at": self._loop.time(),
                      "code": event["code"]}  # fmt: skip
             known = record.ranks.get(proc.rank)
@@ -324,14 +330,23 @@ class Procs:
         self.actors.pop(proc.sender, None)
         self._settle()
 
-    def _death(self, mesh: str, rank: int, proc: Proc) -> ProcDied:
-        dead = proc.dead or {}
+    def death_of(self, record: MeshRecord, rank: int) -> ProcDied | None:
+        """How the process of an actor ended, if it ended by itself."""
+        proc = self.actors.get(record.id, {}).get(rank)
+        if proc is None or proc.dead is None or proc.ending is not None:
+            return None
+        return self._death(record, rank, proc)
+
+    def _death(self, record: MeshRecord, rank: int, proc: Proc) -> ProcDied:
+        mesh, dead = record.name, proc.dead or {}
         text = f"rank {rank} of {mesh} on host {self.host.index} (pid {dead.get('pid')}) {dead.get('how', 'died')}."
         if dead.get("tail"):
             text += "\nThe last lines of its output:\n" + "\n".join("  " + line for line in dead["tail"].splitlines())
         if dead.get("log"):
             text += f"\nIts log: {dead['log']}"
         text += f"\nBring it back with: %monarch restart {mesh}[{rank}]"
+        if record.kind == "actors":
+            text = died_text(record, rank, dead.get("code", 0), text)
         return ProcDied(text, mesh=mesh, rank=rank, host=self.host.index)
 
     def death(self, proc: Proc) -> MonarchError:
@@ -347,16 +362,16 @@ class Procs:
             return SupervisionError("there is no such mesh on this host any more")
         if record.state == "stopped":
             reason = self.stopped.get(record.id)
-            text = f"{record.name} was stopped" + (f": {reason}" if reason else "")
-            return ActorStopped(text, mesh=record.name, rank=rank)
+            return ActorStopped(stopped_text(record, rank, reason or ""), mesh=record.name, rank=rank)
         proc = self.actors.get(record.id, {}).get(rank)
         if proc is not None and proc.ending is not None:
             return proc.ending
         if proc is not None and proc.dead is not None:
-            return self._death(record.name, rank, proc)
+            return self._death(record, rank, proc)
         held = record.ranks.get(rank)
         if held is not None and held.fault is not None:
-            return error_from_dict(held.fault)
+            words = failed_text(record, rank, str(held.fault.get("text") or held.fault.get("why") or ""))
+            return error_from_dict({**held.fault, "text": words})
         return HostLost(f"rank {rank} of {record.name} is not there", mesh=record.name, rank=rank)
 
     async def stopped_actor(self, proc: Proc, mesh: int, rank: int) -> None:

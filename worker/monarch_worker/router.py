@@ -42,6 +42,7 @@ class Router:
         self._request = request
         self.procs: Procs
         self.peers: Peers
+        self.supervise: Callable[[dict[str, Any]], None] = lambda what: None
         self.debugging: Debugging
         self._layouts: dict[int, dict[int, tuple[int, ...]]] = {}
         self._gone: dict[int, None] = {}  # controllers that will not come back, the latest of them
@@ -66,6 +67,8 @@ class Router:
                 self._stable(records.parse_keyed(record))
             elif kind == Kind.WAIT:
                 self._probe(record)
+            elif kind == Kind.SUPERVISE:
+                self.supervise(records.parse_notice(record)[0])
             elif kind == Kind.DEBUG:
                 self.debugging.heard(origin, records.parse_notice(record)[0])
             elif kind == Kind.PULSE:

@@ -23,7 +23,7 @@ from monarch_kernel.protocol.links import QueuePipe
 from monarch_kernel.protocol.rpc import CLIENT_KEY, abort
 from monarch_kernel.state.epoch import Epoch, Granted, Holder
 from monarch_kernel.state.ledger import Entry
-from monarch_kernel.state.records import MeshRecord
+from monarch_kernel.state.records import MeshRecord, Owner
 from monarch_kernel.state.spawn import Reply
 
 if TYPE_CHECKING:
@@ -279,6 +279,8 @@ class HostService(host_pb2_grpc.HostServicer):
             return pb.StopReply(stopped=await self.daemon.spawning.stop_here(request.mesh, request.reason))
         if not self.host.head:
             return await self._at_head("Stop", request)  # type: ignore[no-any-return]
+        if (owner := Owner.parse(request.owner)) is not None:
+            return pb.StopReply(stopped=await self.daemon.spawning.stop_owned(owner, request.reason))
         return pb.StopReply(stopped=await self.daemon.spawning.stop(request.mesh, request.reason))
 
     async def Restart(self, request: pb.RestartRequest, context: Any) -> pb.RestartReply:  # noqa: N802

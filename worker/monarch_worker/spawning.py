@@ -23,8 +23,9 @@ from monarch_kernel.errors import (
     StaleHandle,
 )
 from monarch_kernel.protocol import host_pb2 as pb
+from monarch_kernel.protocol import records
 from monarch_kernel.protocol.faults import error_from_dict, error_to_json
-from monarch_kernel.state.records import MeshRecord, RankRecord
+from monarch_kernel.state.records import MeshRecord, Owner, RankRecord
 from monarch_kernel.state.registry import Already, Decision, EndRanks, RankChanged, Refused, StartRanks, Stopped
 from monarch_kernel.state.spawn import Done, Failed, Fault, Record, Reply, Send, SpawnCoordinator
 from monarch_kernel.state.times import TIMES
@@ -32,6 +33,7 @@ from monarch_worker.host import Host
 from monarch_worker.peers import Peers
 from monarch_worker.procs import Proc, Procs
 from monarch_worker.router import Router
+from monarch_worker.supervision import Supervisor
 
 PROCS_UP = 120.0
 """Seconds that new processes have to come up. Constructors have no limit: they are user code."""
@@ -58,6 +60,8 @@ class Spawning:
         self.peers = peers
         self._tell = tell
         self._loop = asyncio.get_running_loop()
+        self.supervisor = Supervisor(host, procs, peers, tell, self._lost)
+        self._ending: set[asyncio.Task[None]] = set()
         self._waiting: dict[tuple[int, int], list[asyncio.Future[Reply]]] = {}
         self._payloads: dict[int, bytes] = {}
         self._leading: dict[int, asyncio.Task[MeshRecord]] = {}
@@ -82,24 +86,29 @@ class Spawning:
                 if not future.done():
                     future.set_result(reply)
         registry = self.host.registry
+        unowned = self.supervisor.changed(decisions)
         for decision in decisions:
             if not isinstance(decision, RankChanged):
                 continue
             held = decision.record
             record = registry.get(decision.mesh)
+            failure = unowned.get((decision.mesh, decision.rank))
             if held.state != "starting":
                 for settled in self._rank_events.pop((decision.mesh, decision.rank), []):
                     if not settled.done():
                         settled.set_result(held)
             if record is None or record.state == "stopped":
+                if failure is not None and record is None:
+                    self._tell({"rank": decision.rank, "mesh": decision.mesh, "name": failure["mesh_name"],
+                                "kind": "actors", "failure": failure})  # fmt: skip
                 continue
             told = held.to_dict()
             if held.state in ("failed", "dead") and held.fault is not None and record.kind == "actors":
-                why = self.procs.why_not(record, decision.rank)
-                self.router.actor_failed(record.id, decision.rank, why)
-                told["fault"] = {**held.fault, **json.loads(error_to_json(why))}  # in the words of the actor's mesh
-            self._tell({"rank": decision.rank, "mesh": record.id, "name": record.name, "record": told,
-                        "kind": record.kind})  # fmt: skip
+                told["fault"] = fault = self.supervisor.words(record, decision.rank, held.fault)
+                self.router.actor_failed(record.id, decision.rank, error_from_dict(fault))
+            event = {"rank": decision.rank, "mesh": record.id, "name": record.name, "record": told,
+                     "kind": record.kind}  # fmt: skip
+            self._tell(event if failure is None else {**event, "failure": failure})
 
     async def prepare(self, record: MeshRecord, payload: bytes) -> Reply:
         """The head asks to prepare; returns when this host's ranks are up, or are not."""
@@ -122,6 +131,8 @@ class Spawning:
         """The head asks to commit, or to undo."""
         now = self._loop.time()
         participant = self.host.participant
+        if not commit:
+            self.supervisor.given_up(mesh)
         items = participant.commit(mesh, generation, now) if commit else participant.abort(mesh, generation, now)
         self.host.save()
         reply = next(item for item in items if isinstance(item, Reply))
@@ -288,7 +299,9 @@ class Spawning:
             below = self.host.registry.get(record.procs or 0)
             if below is None or below.state == "stopped":
                 raise StaleHandle(
-                    f"the processes that {record.name} is to run on are gone: spawn them again first", mesh=record.name
+                    f"`ProcMesh` has already been stopped: the processes that {record.name} is to run on are gone; "
+                    "spawn them again first",
+                    mesh=record.name,
                 )
             return
         gpus = record.spec.get("per_host", {}).get("gpus")
@@ -422,13 +435,15 @@ class Spawning:
                 task.add_done_callback(lambda done, mesh=record.id: (self._leading.pop(mesh, None), done.exception()))  # type: ignore[misc]
 
     async def stop(self, mesh: int, reason: str, *, wait: bool = True) -> int:
-        """Stop a mesh on all hosts; one that is lost stops its part when it is back."""
+        """Stop a mesh on all hosts, what its actors own first; a host that is lost stops its part when it is back."""
         leading = self._leading.get(mesh)
         if leading is not None:  # its constructors may never end
             why = error_to_json(ActorStopped(f"it was stopped while it was spawned: {reason}"))
             now, data = self._loop.time(), json.loads(why)
             self._events.setdefault(mesh, asyncio.Queue()).put_nowait(lambda c: c.cancel(reason, now, data))
             await asyncio.wait([leading])
+        for owned in self.host.registry.owned(mesh):
+            await self.stop(owned.id, reason, wait=wait)
         record = self.host.registry.get(mesh)
         hosts = set(record.hosts) if record is not None else {self.host.index, *self.peers.others}
         request = pb.StopRequest(mesh=mesh, reason=reason, here=True)
@@ -440,6 +455,34 @@ class Spawning:
         here = self.stop_here(mesh, reason, wait=wait)
         answers = await asyncio.gather(here, *calls, return_exceptions=True)
         return sum(a if isinstance(a, int) else a.stopped for a in answers if not isinstance(a, BaseException))
+
+    async def stop_owned(self, owner: Owner, reason: str) -> int:
+        """Stop what an actor owns, wherever it is: it has ended, or is about to."""
+        if not self.host.head:
+            head = self.peers.others[0]
+            answer = await head.dialer.call("Stop", pb.StopRequest(owner=str(owner), reason=reason), None)
+            return int(answer.stopped)
+        registry = self.host.registry
+        owned = [r.id for r in (*registry.pending(), *registry.live()) if r.owner == str(owner)]
+        return sum([await self.stop(mesh, reason) for mesh in owned])
+
+    def controller_gone(self) -> None:
+        """The actors that lived in the controller's own process are gone with it. The next one has not begun yet."""
+        owners = {Owner.parse(record.owner) for record in self.host.registry.live()}
+        for owner in owners:
+            if owner is not None and owner.host == records.CONTROLLER:
+                self._lost(owner, "the actor that owned it lived in a controller that is gone")
+
+    def _lost(self, owner: Owner, reason: str) -> None:
+        async def end() -> None:
+            try:
+                await self.stop_owned(owner, reason)
+            except MonarchError as error:  # the head is lost, and with it who could know
+                traceback.print_exception(error)
+
+        task = self._loop.create_task(end())
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
 
     async def restart(self, mesh: int, ranks: list[int], level: str) -> dict[int, dict[str, Any]]:
         """Restart ranks wherever they are."""
