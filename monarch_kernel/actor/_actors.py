@@ -228,17 +228,18 @@ class RunningActor:
         self.executor.settle(self, fault)
 
     def _ended(self) -> None:
-        """The last thing that its thread does: let go of the object, and answer what nobody will answer now."""
-        self._object = None
+        """The last thing that its thread does: answer what nobody will answer now, and let go of the object."""
         if self.error is None:
             self.error = self._stopped()
         self.executor.settle(self, error_to_json(self.error))
+        self._object = None
         self.over._resolve(lambda: None)
 
     def _bounded(self) -> None:
         """Whoever waits for the end waits for `__cleanup__` no longer than it is given."""
         io = self.executor.io
-        io.post(lambda: io.loop.call_later(_lifecycle.CLEANUP_WITHIN, self.over._resolve, lambda: None))
+        within = _lifecycle.cleanup_within()
+        io.post(lambda: io.loop.call_later(within, self.over._resolve, lambda: None))
 
     def _unhandled(self, failure: Any, error: BaseException | None) -> None:
         """A fault of what it owns was not handled: it fails itself, and who owns it is told both."""
@@ -696,7 +697,7 @@ class AsyncActor(RunningActor):
             try:
                 made = cleanup(_lifecycle.reason_of(self._failure))
                 if isinstance(made, Awaitable):
-                    await asyncio.wait_for(made, _lifecycle.CLEANUP_WITHIN)
+                    await asyncio.wait_for(made, _lifecycle.cleanup_within())
             except BaseException:
                 traceback.print_exc()
         await self._cancelled(asyncio.all_tasks(self._loop) - {asyncio.current_task()})
@@ -705,7 +706,7 @@ class AsyncActor(RunningActor):
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=_lifecycle.CLEANUP_WITHIN)
+            await asyncio.wait(tasks, timeout=_lifecycle.cleanup_within())
 
 
 __all__ = ["NONE", "Addressee", "AsyncActor", "Item", "RunningActor", "SyncActor"]

@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import SupervisionError
+from . import _config
 
 if TYPE_CHECKING:
     from ._context import Instance
-
-CLEANUP_WITHIN = 3.0
-"""Seconds that `__cleanup__` has, Monarch's ``cleanup_timeout``; whoever waits for the stop waits no longer."""
 
 STOP_WITHIN = 10.0
 """Seconds that a stop leaves an actor for its constructor and the messages it has; then they are given up."""
 
 EXIT_WITHIN = 1.0
 """Seconds in which the interpreter of a process that ends may finalize."""
+
+
+def cleanup_within() -> float:
+    """Seconds that `__cleanup__` has in this process; whoever waits for the stop waits no longer."""
+    return _config.seconds("cleanup_timeout")
 
 
 def check_hooks(cls: type, sync: Sequence[str], asynchronous: Sequence[str]) -> None:

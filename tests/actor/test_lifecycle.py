@@ -24,6 +24,7 @@ from lifecycle_actors import (
     Owner,
 )
 
+from monarch_kernel import config
 from monarch_kernel.actor import Actor, ActorError, MeshFailure, SupervisionError, context, endpoint
 from monarch_kernel.actor._endpoint import endpoints_of
 from monarch_kernel.actor._executor import Executor
@@ -119,12 +120,13 @@ def test_a_process_that_is_stopped_exits_as_a_program_does(fresh, notes):
 
 @pytest.mark.parametrize("endless", [Endless, AsyncEndless])
 def test_nobody_waits_long_for_a_cleanup_that_never_ends(fresh, endless):
-    procs = fresh(gpus=1)
-    mesh = procs.spawn("endless", endless)
-    mesh.ping.call().get(timeout=WAIT)
+    with config.configured(cleanup_timeout="1s"):
+        procs = fresh(gpus=1)
+        mesh = procs.spawn("endless", endless)
+        mesh.ping.call().get(timeout=WAIT)
     began = time.monotonic()
     mesh.stop().get(timeout=WAIT)
-    assert 2.5 < time.monotonic() - began < 9
+    assert 0.9 < time.monotonic() - began < 5
     procs.stop().get(timeout=WAIT)
 
 

@@ -70,6 +70,19 @@ def test_a_port_that_is_kept_answers_later_and_one_that_is_dropped_says_so(pair)
         dropped.get(SOON)
 
 
+def test_who_waits_for_a_kept_port_is_told_when_its_actor_fails_or_is_stopped(procs):
+    one = procs.slice(hosts=0, gpus=0)
+    failing, stopped = one.spawn("failing", Answering), one.spawn("stopped", Answering)
+    of_failing, of_stopped = failing.later.call_one(), stopped.later.call_one()
+    with pytest.raises(SupervisionError, match="on purpose"):
+        failing.fails.call_one().get(WAIT)
+    with pytest.raises(SupervisionError, match="on purpose"):
+        of_failing.get(SOON)
+    stopped.stop("enough").get(WAIT)
+    with pytest.raises(SupervisionError, match="stopped: enough"):
+        of_stopped.get(SOON)
+
+
 def test_another_actor_answers_and_a_third_one(procs, pair, until):
     here, there = pair
     third = procs.slice(hosts=1, gpus=1).spawn("third", Answering)

@@ -20,7 +20,7 @@ from monarch_kernel.actor._context import Instance, set_client
 from monarch_kernel.actor._debugger import Breakpoints
 from monarch_kernel.actor._future import Future
 from monarch_kernel.actor._handle import Handle
-from monarch_kernel.actor._lifecycle import CLEANUP_WITHIN, EXIT_WITHIN
+from monarch_kernel.actor._lifecycle import EXIT_WITHIN, cleanup_within
 from monarch_kernel.actor._meshes import ProcMesh
 from monarch_kernel.actor._ndslice import NDSlice
 from monarch_kernel.actor._provider import set_runtime
@@ -174,7 +174,7 @@ class ProcRuntime(Runtime):
             signal.setitimer(signal.ITIMER_REAL, EXIT_WITHIN)
             self.io.loop.call_later(0.01, self.io.loop.stop)
 
-        self.io.loop.call_later(CLEANUP_WITHIN, leave)
+        self.io.loop.call_later(cleanup_within(), leave)
         for over in left:
             over._when_done(one_over)
         if not left:
@@ -221,6 +221,7 @@ class ProcRuntime(Runtime):
             "received": self.link.state.got,
             "actors": list(self.executor.actors),
             "created": list(self._created.copy().values()),
+            "cleanup_within": cleanup_within(),
         }
 
     def _greeted(self, pipe: SocketPipe, words: dict[str, Any]) -> Take | None:

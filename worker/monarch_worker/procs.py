@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from monarch_kernel.actor._lifecycle import CLEANUP_WITHIN, EXIT_WITHIN, STOP_WITHIN
+from monarch_kernel.actor._lifecycle import EXIT_WITHIN, STOP_WITHIN
 from monarch_kernel.errors import ActorRestarted, ActorStopped, HostLost, MonarchError, ProcDied, SupervisionError
 from monarch_kernel.protocol import dataplane, records
 from monarch_kernel.protocol.faults import error_from_dict, error_to_json
@@ -28,8 +28,8 @@ from monarch_kernel.state.times import TIMES
 from monarch_worker.host import Host, signal_name, start_time, tail
 from monarch_worker.lent import as_here
 
-STOPPED_WITHIN = STOP_WITHIN + CLEANUP_WITHIN + 2.0
-"""Seconds in which a process says that an actor has stopped, whatever the actor does."""
+ANSWER_WITHIN = 2.0
+"""Seconds in which a process says of itself what it has to say, whatever its actors do."""
 
 
 class Proc:
@@ -44,6 +44,7 @@ class Proc:
         self.link = link
         self.pid = 0
         self.sender = 0
+        self.cleanup_within = 0.0  # seconds that the actors' `__cleanup__` has there
         self.up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.dead: dict[str, Any] | None = None
         self.gone = asyncio.Event()
@@ -216,6 +217,7 @@ class Procs:
                 proc.link = ResumableLink(self._loop, lambda got: self._deliver(proc, got), 0)
             proc.link.id = words["link"]
         proc.sender = words["sender"]
+        proc.cleanup_within = words["cleanup_within"]
         self.actors[proc.sender] = {0: proc}  # its mailbox is called like an actor, see `actor._mailbox`
         proc.pid = pid
         self._pipes[pipe] = proc
@@ -378,7 +380,8 @@ class Procs:
         """Wait until an actor that was told to stop has cleaned up, within a bound."""
         over = self._stopping.setdefault((mesh, rank), self._loop.create_future())
         gone: asyncio.Future[Any] = self._loop.create_task(proc.gone.wait())
-        await asyncio.wait({over, gone}, timeout=STOPPED_WITHIN, return_when=asyncio.FIRST_COMPLETED)
+        within = STOP_WITHIN + proc.cleanup_within + ANSWER_WITHIN
+        await asyncio.wait({over, gone}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         self._stopping.pop((mesh, rank), None)
 
@@ -406,7 +409,7 @@ class Procs:
         if gently is not None and proc.up.done() and self._loop.time() - proc.link.heard < TIMES.suspect:
             proc.send(*records.notice(Kind.STOP, {"mesh": 0, "reason": gently}))
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(proc.gone.wait(), CLEANUP_WITHIN + EXIT_WITHIN)
+                await asyncio.wait_for(proc.gone.wait(), proc.cleanup_within + EXIT_WITHIN)
         await self._loop.run_in_executor(None, self.host.keeper.end, proc.id)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(proc.gone.wait(), timeout)

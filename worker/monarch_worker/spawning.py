@@ -448,7 +448,7 @@ class Spawning:
         hosts = set(record.hosts) if record is not None else {self.host.index, *self.peers.others}
         request = pb.StopRequest(mesh=mesh, reason=reason, here=True)
         calls: list[Awaitable[Any]] = [
-            self.peers.others[host].dialer.call("Stop", request, 30.0)
+            self.peers.others[host].dialer.call("Stop", request, None)
             for host in hosts
             if host != self.host.index and self.peers.others[host].lost is None
         ]
