@@ -89,10 +89,10 @@ def configured(**overrides: Any) -> Iterator[dict[str, Any]]:
 
     Examples
     --------
-    >>> with configured(enable_log_forwarding=True) as config:
-    ...     config["enable_log_forwarding"]
+    >>> with configured(rdma_disable_ibverbs=True) as config:
+    ...     config["rdma_disable_ibverbs"]
     True
-    >>> get_global_config()["enable_log_forwarding"]
+    >>> get_global_config()["rdma_disable_ibverbs"]
     False
     """
     before = get_runtime_config()

@@ -175,7 +175,7 @@ KEYS: dict[str, Key] = {
         for name, default, acts in (
             ("enable_dest_actor_reordering_buffer", True, ""),
             ("enable_file_capture", False, ""),
-            ("enable_log_forwarding", False, "whether output of processes comes to the client"),
+            ("enable_log_forwarding", False, ""),
             ("enable_otel_metrics", True, ""),
             ("enable_otel_tracing", True, ""),
             ("enable_recorder_tracing", True, ""),

@@ -183,6 +183,12 @@ def context() -> Context:
     return _client[0]
 
 
+def running_actor() -> Instance | None:
+    """The actor whose code runs here; None outside of actors."""
+    here = _current.get()
+    return here.actor_instance if here is not None else None
+
+
 def current_rank() -> Point:
     """Rank of this actor in the mesh, or slice, that the running message was sent to."""
     return context().message_rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,6 +17,7 @@ from ._context import chain, context
 from ._endpoint import Endpoint, endpoints_of, plain_method
 from ._future import Future, resolved
 from ._handle import Handle, mention, mentioned_pending
+from ._logging import LoggingManager
 from ._mock import patched, travelling
 from ._ndslice import NDSlice
 from ._provider import current_runtime, runtime_of
@@ -223,6 +225,42 @@ class ProcMesh(Mesh):
         """End the processes and all actors on them. May be said twice."""
         self._whole("stop")
         return self._handle.runtime.stop(self._handle, reason)
+
+    async def logging_option(
+        self,
+        stream_to_client: bool = False,
+        aggregate_window_sec: float | None = None,
+        level: int = logging.INFO,
+    ) -> None:
+        """Set how what the processes print is shown, and from which level on they log.
+
+        What was printed before is still shown in the old way. All of it goes to a file a rank in any case.
+
+        Parameters
+        ----------
+        stream_to_client
+            Show each line after ``[name] [rank]``. When False, a script prints the lines as they are, and a notebook
+            none.
+        aggregate_window_sec
+            Seconds over which similar lines of all ranks (that differ in numbers only) are shown as one with their
+            count. None shows each line.
+        level
+            Of Python's logging in the processes: the level of the root logger.
+
+        Raises
+        ------
+        ValueError
+            A level outside of 0 to 255, a window that is no positive number, or one without ``stream_to_client``.
+
+        Examples
+        --------
+        >>> await procs.logging_option(stream_to_client=True, aggregate_window_sec=3)     # doctest: +SKIP
+        """
+        await self._logging_manager.logging_option(stream_to_client, aggregate_window_sec, level)
+
+    @property
+    def _logging_manager(self) -> LoggingManager:
+        return LoggingManager(self._handle)
 
     @property
     def host_mesh(self) -> HostMesh:

@@ -17,7 +17,7 @@ from ..state.records import MeshRecord, Owner
 from ._calls import Caller
 from ._context import context
 from ._executor import Executor
-from ._future import Future
+from ._future import Future, resolved
 from ._handle import Handle
 from ._lifecycle import STOP_WITHIN
 from ._mailbox import Mailbox
@@ -126,6 +126,20 @@ class Runtime(ABC):
 
     def spawned(self, record: MeshRecord) -> None:  # noqa: B027  # only a controller keeps a list
         """A mesh that was asked for here is live. On the I/O thread."""
+
+    def show_logs(self, mesh: int, stream: bool, window: float | None) -> Future[None]:
+        """Show the lines of a mesh in another way, see `ProcMesh.logging_option`. Only a controller shows any."""
+        if window is not None:
+            raise NotImplementedError("lines are gathered where they are shown: set aggregate_window_sec from there")
+        return resolved(None)
+
+    def streams(self, wanted: bool) -> bool:
+        """Whether hosts send the lines of a mesh for which streaming is `wanted`, or not."""
+        return wanted
+
+    def flush_logs(self, mesh: int | None = None) -> Future[None]:
+        """Done when all that ranks have printed until now is shown."""
+        return resolved(None)
 
     @abstractmethod
     def _answer(self, sender: int, at_once: bool, *chunks: Any) -> None:

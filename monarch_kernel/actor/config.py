@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 prefix_python_logs_with_actor = True
-"""Whether lines of the `logging` module say which actor wrote them. Read when a process of actors starts."""
+"""Whether lines of the `logging` module say which actor wrote them; of the process in which they are written."""
 
 __all__ = ["prefix_python_logs_with_actor"]

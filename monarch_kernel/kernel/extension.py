@@ -79,14 +79,17 @@ class MonarchExtension:
         if self.kernel is None:
             self.barrier = Barrier(ip)
             self._parts: list[Part] = [self.cells, self.barrier]
+            lines: list[Part] = []
         else:
             # Only a kernel has ipykernel; a terminal may be without it.
             from monarch_kernel.kernel.comms import CommRouting
             from monarch_kernel.kernel.interrupts import PromptInterrupts
+            from monarch_kernel.kernel.output import Output
 
             interrupts = PromptInterrupts(self.kernel)
             self.barrier = Barrier(ip, interrupts.take_missed)
             self._parts = [self.cells, self.barrier, interrupts, CommRouting()]
+            lines = [Output(self.kernel, self.cells, self.barrier)]
         self.rerun = ReRuns(ip, self.cells, self.barrier)
         self.bindings = Bindings(ip, self.cells)
         # In this order: a cell's end says first what was kept and made, then sends it, then shows what happened.
@@ -96,6 +99,7 @@ class MonarchExtension:
             KernelIdentity(self.kernel, self.cells),
             self.rerun,
             self.bindings,
+            *lines,
             Notices(self.cells),
             Magics(ip, self),
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import socket
@@ -32,15 +33,19 @@ from ..protocol.rpc import Dialer, Stream
 from ..protocol.sockets import SocketStream, message_socket
 from ..protocol.statefile import SessionFile
 from ..state.epoch import Epoch
+from ..state.logs import PLAIN, QUIET, Mode
 from ..state.merge import Merged, merge
 from ..state.records import MeshRecord, Owner
 from ..state.supervision import failure_of
 from ..state.times import TIMES, Times
 from ._faults import FaultHook
+from ._logs import LogView
 
 EVENTS_KEPT = 1000
 RELEASING = 1.0
 """Seconds within which the hosts of a session that is released end after each other."""
+LAST_LINES = 3.0
+"""Seconds that leaving waits for the screen to show what ranks have printed until then."""
 COMES_BACK = 15.0
 """Seconds that attaching waits for a daemon which its keeper is about to start again."""
 
@@ -118,6 +123,7 @@ class Controller(Runtime):
         self._on_over = on_over
         self._dialers: dict[int, Dialer] = {}
         self._links: dict[int, DialledLink] = {}
+        self.logs = LogView(io, self._links, notebook=Identity.kind == "kernel")
         self._lost: dict[int, MonarchError] = {}
         self._came: dict[int, int] = {}  # by which host each proc's calls of actors of this process come
         self._over: MonarchError | None = None
@@ -190,6 +196,7 @@ class Controller(Runtime):
                 raise ConnectionLost(
                     f"host {index} of {self.session!r} took no messages for {COMES_BACK:g} s"
                 ) from None
+            self.logs.greet(index)
 
     async def greet(self, members: Iterable[statefile.Member]) -> None:
         """Take hosts that have just joined the session."""
@@ -252,7 +259,7 @@ class Controller(Runtime):
                 "title": Identity.title,
             },
             lambda batch: self._take(batch, index),
-            renewed=lambda: self.caller.resend(index),
+            renewed=lambda: self._renewed(index),
             lost=lambda error: self._host_lost(index, error),
             back=lambda: self._host_back(index),
             refused=self._refused,
@@ -260,12 +267,17 @@ class Controller(Runtime):
             times=self.times,
         )
 
+    def _renewed(self, index: int) -> None:
+        self.caller.resend(index)
+        self.logs.greet(index)
+
     async def leave(self, *, say: bool) -> None:
         """End the links; with `say`, tell the hosts goodbye."""
         self._closed = True
         if say:
             self.caller.flush_releases()
-            await asyncio.sleep(0)
+            with contextlib.suppress(TimeoutError):  # a screen that takes no more must not keep the session
+                await asyncio.wait_for(self.logs.flush().as_asyncio(), LAST_LINES)
 
             async def bye(index: int) -> None:
                 try:
@@ -300,6 +312,8 @@ class Controller(Runtime):
                 self.executor.on_release(record)
             elif kind == Kind.WAIT:
                 self.watch.heard(record)
+            elif kind == Kind.LOG and host is not None:
+                self.logs.take(host, records.parse_notice(record)[0])
 
     def _told(self, event: dict[str, Any]) -> None:
         """Something happened. A failure that no actor handled goes to the program's hook, if that is to have it."""
@@ -460,6 +474,20 @@ class Controller(Runtime):
         """Of a session on this machine, on the loopback."""
         addresses = [member.address for member in self.file.members]
         return dataplane.key(self.file.secret, self.sid), dataplane.address_towards(addresses)
+
+    def show_logs(self, mesh: int, stream: bool, window: float | None) -> Future[None]:
+        """In a script a mesh that is not streamed prints as its processes do; in a notebook it prints nothing."""
+        if stream:
+            return self.logs.set(mesh, Mode("streamed", window))
+        return self.logs.set(mesh, QUIET if self.logs.notebook else PLAIN)
+
+    def streams(self, wanted: bool) -> bool:
+        """A script shows the lines in any case."""
+        return wanted or not self.logs.notebook
+
+    def flush_logs(self, mesh: int | None = None) -> Future[None]:
+        """Done when all that ranks have printed until now is written."""
+        return self.logs.flush(mesh)
 
     def close_calls(self, error: MonarchError) -> None:
         """Every call fails, later ones too."""

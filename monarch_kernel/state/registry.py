@@ -416,6 +416,13 @@ class Registry:
             self.bindings = new
             self.revision += 1
 
+    def specify(self, mesh_id: int, **words: Any) -> None:
+        """Add to the spec of a live mesh, by which ranks that start later are started."""
+        record = self._live.get(mesh_id)
+        if record is not None and any(record.spec.get(word) != value for word, value in words.items()):
+            record.spec.update(words)
+            self.revision += 1
+
     def live_bindings(self) -> dict[str, dict[str, Any]]:
         """The bindings whose mesh is still live."""
         return {var: dict(b) for var, b in self.bindings.items() if b.get("mesh") in self._live}

@@ -76,6 +76,7 @@ class Children:
         spec = kid.spec
         env = {**spec["env"], **self.extra}
         log = self.open_log(spec.get("log"))
+        err = self.open_log(spec["err"]) if spec.get("err") else log
         try:
             child = subprocess.Popen(
                 spec["argv"],
@@ -83,13 +84,14 @@ class Children:
                 cwd=spec.get("cwd") or "/",
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=err,
                 start_new_session=True,
                 umask=self.umask,
                 preexec_fn=lambda: self.before_exec(int(spec.get("oom", 0))),
             )
         finally:
-            os.close(log)
+            for fd in {log, err}:
+                os.close(fd)
         child.returncode = 0  # reaping is ours: Popen must never wait for it
         kid.pid, kid.start, kid.began = child.pid, start_of(child.pid) or 0, time.monotonic()
         kid.runs, kid.alive, kid.code, kid.due = kid.runs + 1, True, None, None

@@ -22,7 +22,7 @@ from monarch_kernel.errors import HostLost, MonarchError
 from monarch_kernel.protocol import records
 from monarch_kernel.protocol.frames import Record
 from monarch_kernel.protocol.keeper import KeeperClient, KeeperGone, KeeperWatch
-from monarch_kernel.protocol.records import Kind
+from monarch_kernel.protocol.records import CONTROLLER, Kind
 from monarch_kernel.protocol.rpc import server
 from monarch_kernel.protocol.sockets import SocketPipe, Take
 from monarch_kernel.state.epoch import NONE
@@ -48,7 +48,7 @@ class Daemon:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.router = Router(host, self._request)
-        self.procs = Procs(host, self._from_proc, self._changed, self._proc_gone)
+        self.procs = Procs(host, self._from_proc, self._changed, self._proc_gone, self._send_log)
         self.peers = Peers(
             host,
             self.router.take,
@@ -61,6 +61,7 @@ class Daemon:
         self.procs.settled = self.router.nobody
         self.router.peers = self.peers
         self.peers.procs_by_sender = self._proc_by_sender
+        self.peers.controller_changed = self._controller_changed
         self.spawning = Spawning(host, self.procs, self.router, self.peers, self.tell)
         self.router.supervise = self.spawning.supervisor.deliver
         self.debugging = Debugging(host, self.peers, self.tell)
@@ -95,6 +96,15 @@ class Daemon:
         self.router.origin_gone(caller)
         if caller.kind == "controller" and self.host.head:
             self.spawning.controller_gone()
+
+    def _controller_changed(self) -> None:
+        controller = self.peers.to(CONTROLLER)
+        self.procs.logs.attach(controller.link.id if controller is not None else 0)
+
+    def _send_log(self, what: dict[str, Any]) -> None:
+        controller = self.peers.to(CONTROLLER)
+        if controller is not None and controller.link.id == what["link"]:
+            controller.send(*records.notice(Kind.LOG, {**what, "host": self.host.index}))
 
     def _host_lost(self, host: int, error: MonarchError) -> None:
         self.router.host_lost(host, error if isinstance(error, HostLost) else HostLost(str(error), host=host))

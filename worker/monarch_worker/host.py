@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from typing import Any
@@ -114,26 +113,3 @@ def signal_name(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"was killed by signal {-code}"
-
-
-def tail(path: str | None, lines: int = 12, size: int = 16384) -> str:
-    """The last lines of a log; of a crash in C, what was running then."""
-    if not path:
-        return ""
-    try:
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - size))
-            found = file.read().decode(errors="replace").splitlines()
-            return "\n".join(_crash(found, lines) or found[-lines:])
-    except OSError:
-        return ""
-
-
-def _crash(found: list[str], lines: int) -> list[str]:
-    """The head of faulthandler's report and the thread that crashed, of which the newest frames come first."""
-    fatal = max((i for i, line in enumerate(found) if line.startswith("Fatal Python error")), default=None)
-    if fatal is None:
-        return []
-    current = next((i for i in range(fatal, len(found)) if found[i].startswith("Current thread")), fatal + 1)
-    return [found[fatal], *found[current : current + lines - 1]]

@@ -110,6 +110,7 @@ class Peers:
         self._pipes: dict[SocketPipe, Caller] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.procs_by_sender: Callable[[int], Any] = lambda sender: None
+        self.controller_changed: Callable[[], None] = lambda: None  # one has come, or one will not come back
 
     # -- who is there
 
@@ -291,6 +292,7 @@ class Peers:
         if caller.kind == "controller":
             self.arrived = caller.id
             self.host.lease.controller_connected(str(caller.id), time.monotonic())
+            self.controller_changed()
 
     def _link(self, key: tuple[str, int], number: int) -> ResumableLink:
         return ResumableLink(self._loop, lambda batch: self._take(self.callers[key], batch), number)
@@ -313,6 +315,8 @@ class Peers:
             caller.timer.cancel()
         caller.link.close()
         self._caller_gone(caller)
+        if caller.kind == "controller":
+            self.controller_changed()
 
     # -- one controller
 

@@ -21,6 +21,7 @@ from monarch_kernel.actor._debugger import Breakpoints
 from monarch_kernel.actor._future import Future
 from monarch_kernel.actor._handle import Handle
 from monarch_kernel.actor._lifecycle import EXIT_WITHIN, cleanup_within
+from monarch_kernel.actor._logging import prefix_records, set_level
 from monarch_kernel.actor._meshes import ProcMesh
 from monarch_kernel.actor._ndslice import NDSlice
 from monarch_kernel.actor._provider import set_runtime
@@ -140,6 +141,8 @@ class ProcRuntime(Runtime):
             elif kind == Kind.SUPERVISE:
                 what, _ = records.parse_notice(record)
                 self.executor.supervise(what["owner"][0], what["failure"])
+            elif kind == Kind.LOG:
+                set_level(records.parse_notice(record)[0]["level"])
             elif kind == Kind.RESPONSE:
                 self._responded(record)
             elif kind == Kind.WAIT:
@@ -276,6 +279,9 @@ def main() -> None:
     runtime = ProcRuntime(io, me)
     set_runtime(runtime)
     runtime.breakpoints.install()
+    prefix_records()
+    if (level := runtime.record.spec.get("log_level")) is not None:
+        set_level(level)
     name = f"{runtime.record.name}[{me['rank']}]"
     extent = Region.row_major(runtime.record.labels, runtime.record.sizes)
     set_client(Instance(extent.point(me["rank"]), name, "Proc", name, f"{me['mesh']:x}.{me['rank']}"))

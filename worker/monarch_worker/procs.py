@@ -25,8 +25,9 @@ from monarch_kernel.state.records import MeshRecord, RankRecord
 from monarch_kernel.state.registry import Decision, RankChanged
 from monarch_kernel.state.supervision import died_text, failed_text, stopped_text
 from monarch_kernel.state.times import TIMES
-from monarch_worker.host import Host, signal_name, start_time, tail
+from monarch_worker.host import Host, signal_name, start_time
 from monarch_worker.lent import as_here
+from monarch_worker.logs import Logs, err_of, tail
 
 ANSWER_WITHIN = 2.0
 """Seconds in which a process says of itself what it has to say, whatever its actors do."""
@@ -66,6 +67,8 @@ class Procs:
         Takes decisions of the registry, when ranks changed.
     gone
         Called with a proc whose process ended.
+    send_log
+        Takes what ranks have printed, for the attached controller.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Procs:
         deliver: Callable[[Proc, list[Record]], None],
         changed: Callable[[Iterable[Decision]], None],
         gone: Callable[[Proc], None],
+        send_log: Callable[[dict[str, Any]], None],
     ) -> None:
         self.host = host
         self.by_id: dict[str, Proc] = {}
@@ -82,6 +86,7 @@ class Procs:
         self.settled: Callable[[list[Record]], None] = lambda kept: None
         self._early: dict[int, list[Record]] = {}
         self.stopped: dict[int, str] = {}  # why, of the meshes stopped last
+        self.logs = Logs(send_log)
         self._deliver = deliver
         self._changed = changed
         self._gone = gone
@@ -102,6 +107,7 @@ class Procs:
                     if held.state in ("starting", "ok"):
                         proc = self._make(record.id, rank)
                         proc.pid = held.pid or 0
+                        self.logs.add(record.id, record.name, rank, self.log_of(record, rank), again=True)
                         kid = kids.get(proc.id)
                         if kid is None or not kid["alive"]:
                             code = kid["code"] if kid else -9
@@ -132,6 +138,7 @@ class Procs:
         for rank in ranks:
             proc = self._make(record.id, rank)
             spec = self._spec(record, rank, proc.id)
+            self.logs.add(record.id, record.name, rank, spec["log"])
             try:
                 proc.pid = await self._loop.run_in_executor(None, self.host.keeper.spawn, spec)
             except (ConnectionError, RuntimeError, OSError) as error:
@@ -147,6 +154,19 @@ class Procs:
         """Where the output of a rank goes."""
         safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in record.name or "procs")
         return os.path.join(self.host.logs, f"{safe}-{record.id & 0xFFFF:04x}-r{rank}.log")
+
+    def logging(self, mesh: int, stream: bool, level: int) -> None:
+        """Set what processes log and whether it is sent to the controller; of one mesh, or of all for 0."""
+        self.logs.stream(mesh, stream)
+        if not level:
+            return
+        for record in self.host.registry.live("procs"):
+            if mesh in (0, record.id):
+                self.host.registry.specify(record.id, log_level=level)  # for those that start later
+        self.host.save()
+        for proc in self.by_id.values():
+            if mesh in (0, proc.mesh) and proc.dead is None:
+                proc.send(*records.notice(Kind.LOG, {"level": level}))
 
     def _spec(self, record: MeshRecord, rank: int, kid: str) -> dict[str, Any]:
         spec = as_here(record.spec, self.host.config.get("own"))
@@ -174,6 +194,7 @@ class Procs:
             "cwd": cwd if cwd and os.path.isdir(cwd) else None,
             "restart": False,
             "log": self.log_of(record, rank),
+            "err": err_of(self.log_of(record, rank)),
             "oom": 300,
         }
 
@@ -315,6 +336,7 @@ class Procs:
         proc.dead = {"pid": proc.pid, "code": code, "how": signal_name(code), "tail": tail(log), "log": log}
         proc.gone.set()
         proc.link.close()
+        self.logs.ended(proc.mesh, proc.rank)
         if not proc.up.done():
             proc.up.set_result(None)
         if record is not None and proc.ending is None:

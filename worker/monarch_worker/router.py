@@ -71,6 +71,8 @@ class Router:
                 self.supervise(records.parse_notice(record)[0])
             elif kind == Kind.DEBUG:
                 self.debugging.heard(origin, records.parse_notice(record)[0])
+            elif kind == Kind.LOG:
+                self.procs.logs.heard(records.parse_notice(record)[0])
             elif kind == Kind.PULSE:
                 what = records.parse_notice(record)[0]
                 if origin.kind == "proc":

@@ -320,6 +320,26 @@ class HostService(host_pb2_grpc.HostServicer):
             return await self._at_head("Debug", request)  # type: ignore[no-any-return]
         return await self.daemon.debugging.everywhere(request)
 
+    async def Log(self, request: pb.LogRequest, context: Any) -> pb.LogReply:  # noqa: N802
+        """What a mesh of processes logs, and whether its lines are sent to the controller."""
+
+        async def work() -> pb.LogReply:
+            self._client(context)
+            return await self.logging(request)
+
+        return await self._run(context, work())  # type: ignore[no-any-return]
+
+    async def logging(self, request: pb.LogRequest) -> pb.LogReply:
+        """The same for a proc of this host."""
+        if not request.here:
+            if not self.host.head:
+                return await self._at_head("Log", request)  # type: ignore[no-any-return]
+            theirs = pb.LogRequest(mesh=request.mesh, stream=request.stream, level=request.level, here=True)
+            others = [other for other in self.daemon.peers.others.values() if not other.lost]
+            await asyncio.gather(*(other.dialer.call("Log", theirs, 10.0) for other in others))
+        self.daemon.procs.logging(request.mesh, request.stream, request.level)
+        return pb.LogReply()
+
     async def _at_head(self, method: str, request: Any) -> Any:
         return await self.daemon.peers.others[0].dialer.call(method, request, None)
 
@@ -331,6 +351,7 @@ class HostService(host_pb2_grpc.HostServicer):
             "Stop": (pb.StopRequest, self.stop),
             "Restart": (pb.RestartRequest, self.restart),
             "Debug": (pb.DebugRequest, self.debug),
+            "Log": (pb.LogRequest, self.logging),
         }
         try:
             kind, handler = handlers[method]
