@@ -14,6 +14,7 @@ PUBLIC = [
     "monarch_kernel.actor",
     "monarch_kernel.config",
     "monarch_kernel.errors",
+    "monarch_kernel.job",
     "monarch_kernel.kernel",
     "monarch_kernel.rdma",
 ]

@@ -28,13 +28,14 @@ ARROWS = {
     "launch": {"protocol", "state", "errors"},
     "session": BELOW_SESSION,
     "spmd": {"actor"},
+    "job": BELOW_SESSION | {"session"},
     "config": {"actor"},
     "rdma": {"actor", "errors", "monarch_rdma"},
     **{face: FACES | {"session", "monarch_kernel"} | BELOW_SESSION for face in FACES},
     "monarch_worker": {"actor", "protocol", "state", "errors", "monarch_rdma"},
     "monarch_rdma": set(),
     # The one public face: it names things of every part and loads them when they are asked for.
-    "monarch_kernel": FACES | {"session", "rdma", "spmd", "config"} | BELOW_SESSION,
+    "monarch_kernel": FACES | {"session", "rdma", "spmd", "config", "job"} | BELOW_SESSION,
 }
 #: The exceptions: the actor face finds hosts through the session, by name and only when somebody asks for hosts.
 LAZY = {("actor", "session")}

@@ -21,6 +21,7 @@ from ._accumulator import Accumulator
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from ._future import Future
+from ._ids import ProcId, Uid
 from ._lent import attach_to_workers, run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
 from ._mock import patch_actor
@@ -47,10 +48,12 @@ __all__ = [
     "Point",
     "Port",
     "PortReceiver",
+    "ProcId",
     "ProcMesh",
     "Region",
     "Shape",
     "SupervisionError",
+    "Uid",
     "ValueMesh",
     "as_endpoint",
     "attach_to_workers",
