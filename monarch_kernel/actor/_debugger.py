@@ -282,7 +282,7 @@ class _Debugger(pdb.Pdb):
 
 
 def _runs_actors(frame: FrameType) -> bool:
-    return bool(frame.f_globals.get("__name__") == "monarch_kernel.actor._actors")
+    return frame.f_globals.get("__name__") in ("monarch_kernel.actor._sync_actor", "monarch_kernel.actor._async_actor")
 
 
 def _said(error: BaseException | None) -> list[str]:

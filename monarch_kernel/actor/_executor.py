@@ -19,8 +19,10 @@ from ..protocol.frames import Record
 from ..protocol.loop import IOThread
 from ..protocol.records import CallHead, Status
 from ..state.records import MeshRecord
-from ._actors import Addressee, AsyncActor, Item, RunningActor, SyncActor
+from ._actors import Addressee, Item, RunningActor
+from ._async_actor import AsyncActor
 from ._future import Future, resolved
+from ._sync_actor import SyncActor
 
 if TYPE_CHECKING:
     from ._debugger import Breakpoints

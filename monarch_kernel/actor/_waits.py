@@ -16,8 +16,10 @@ from ..protocol import records
 from ..protocol.frames import Record
 from ..protocol.records import Kind
 from ..state.waits import Activity, Circle, Probe, Wait, Waits
-from ._actors import AsyncActor, RunningActor, SyncActor
+from ._actors import RunningActor
+from ._async_actor import AsyncActor
 from ._blocking import Waiter, awaited, blocked_in, driven_in
+from ._sync_actor import SyncActor
 
 if TYPE_CHECKING:
     from ._calls import Call

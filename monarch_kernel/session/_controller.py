@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..actor import _config
+from ..actor._actors import RunningActor
 from ..actor._future import Future, from_concurrent
 from ..actor._handle import Handle
 from ..actor._region import Region
@@ -407,13 +408,13 @@ class Controller(Runtime):
     def _failed_here(self, mesh: int, fault: dict[str, Any]) -> None:
         """An actor of this very process has failed."""
         running = self.executor.actors.get(mesh)
-        if running is None:
+        if not isinstance(running, RunningActor):
             return
         record = running.record
         failure = failure_of(record, 0, fault, CONTROLLER)
         owner = Owner.parse(record.owner)
         if owner is not None and owner.host == CONTROLLER:
-            getattr(self.executor, "supervise", print)(owner.mesh, failure)
+            self.executor.supervise(owner.mesh, failure)
         else:
             state = {"state": "failed", "fault": fault}
             event = {"rank": 0, "mesh": mesh, "name": record.name, "kind": "actors", "record": state}

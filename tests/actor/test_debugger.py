@@ -91,7 +91,7 @@ def test_the_commands_of_pdb_work(stops: Any, debugger: Debugger, at: Callable[.
     assert "def helper" in said.output
     where = debugger.send(said.at, "bt").output
     assert "debug_actors.py" in where
-    assert "/_actors.py" not in where
+    assert "_actor.py" not in where
     assert "threading.py" not in where
     assert "number * 10" in debugger.send(debugger.find("stops", 2), "l").output
     debugger.send(debugger.find("stops", 2), "r")

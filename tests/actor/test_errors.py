@@ -38,7 +38,7 @@ def test_an_actor_error_names_call_rank_and_host_and_shows_the_source(counters):
     assert type(error.exception) is ValueError
     assert error.exception.args == ("no such batch",)
     assert (error.mesh, error.rank, error.host) == ("counters", 3, 1)
-    assert "/_actors.py" not in text
+    assert "_actor.py" not in text
     assert error.exception_formatted.startswith("Traceback")
     assert error.exception_formatted.rstrip().endswith("ValueError: no such batch")
 

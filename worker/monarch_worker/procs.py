@@ -378,7 +378,9 @@ class Procs:
         if proc.ending is not None:
             return proc.ending
         record = self.host.registry.get(proc.mesh)
-        return self._death(record.name if record is not None else "procs", proc.rank, proc)
+        if record is None:
+            record = MeshRecord(id=proc.mesh, kind="procs", name="procs")
+        return self._death(record, proc.rank, proc)
 
     def why_not(self, record: MeshRecord | None, rank: int) -> MonarchError:
         """Why a rank of an actor mesh cannot be called."""
