@@ -18,6 +18,7 @@
     │   ├── BufferNotFound (LookupError)  it was dropped
     │   └── TransferTimeout (TimeoutError)  it took longer than was allowed
     ├── RdmaInitError      (RuntimeError) the settings leave this process no way to transfer
+    ├── NotOwner (NotImplementedError, ValueError)  only who spawned a mesh may stop it
     ├── SpawnError         (RuntimeError) processes or actors could not be started
     │   └── NotEnoughSlots (ValueError)   more GPUs or hosts asked for than there are
     └── SessionError       (RuntimeError) the session as a whole
@@ -58,6 +59,7 @@ __all__ = [
     "NoSuchSession",
     "NotAttached",
     "NotEnoughSlots",
+    "NotOwner",
     "OutcomeUnknown",
     "ProcDied",
     "RdmaInitError",
@@ -194,6 +196,10 @@ class TransferTimeout(TransferError, TimeoutError):
 
 class RdmaInitError(MonarchError, RuntimeError):
     """What is configured leaves this process no way to transfer memory."""
+
+
+class NotOwner(MonarchError, NotImplementedError, ValueError):
+    """Only who spawned a mesh may stop it, and only as a whole; as in Monarch this is a NotImplementedError."""
 
 
 class SpawnError(MonarchError, RuntimeError):

@@ -18,12 +18,15 @@ Without a session `this_host` starts one of its own; see `monarch_kernel.up` for
 from ..errors import ActorError, SupervisionError
 from . import config
 from ._accumulator import Accumulator
+from ._bootstrap import BootstrapCommand, default_bootstrap_cmd
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
+from ._controllers import get_or_spawn_controller
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from ._future import Future
+from ._hosts import HostMesh, shutdown_context, this_host
 from ._ids import ProcId, Uid
 from ._lent import attach_to_workers, run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
-from ._meshes import ActorMesh, HostMesh, ProcMesh, this_host, this_proc
+from ._meshes import ActorMesh, ProcMesh, this_proc
 from ._mock import patch_actor
 from ._ports import Channel, Port, PortReceiver
 from ._returns import returns_future
@@ -36,6 +39,7 @@ __all__ = [
     "Actor",
     "ActorError",
     "ActorMesh",
+    "BootstrapCommand",
     "Channel",
     "Context",
     "Endpoint",
@@ -63,12 +67,15 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "default_bootstrap_cmd",
     "endpoint",
+    "get_or_spawn_controller",
     "patch_actor",
     "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
+    "shutdown_context",
     "start_worker_loop_forever",
     "this_host",
     "this_proc",

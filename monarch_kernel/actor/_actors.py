@@ -75,6 +75,7 @@ class RunningActor:
         self.extent = Extent(record.labels, record.sizes)
         self.error: MonarchError | None = None
         self.over: Future[None] = Future()
+        self.sets_up = bool(record.spec.get("bootstrap"))  # its constructor is what processes run before any actor
         self.current: Outcome | None = None
         self._failure: SupervisionError | None = None
         self._stopping: str | None = None
@@ -186,6 +187,8 @@ class RunningActor:
 
     def _construct(self) -> None:
         try:
+            if not self.sets_up:
+                self.executor.set_up.wait()
             cls, args, kwargs = self._load()
             made = cls(*args, **kwargs)
         except BaseException as error:
@@ -194,6 +197,9 @@ class RunningActor:
             self._object = made
             self._through(None)
             self.executor.tell({"mesh": self.record.id, "rank": self.rank, "state": "ok"}, records.Kind.CREATED)
+        finally:
+            if self.sets_up:
+                self.executor.set_up.set()
 
     def _not_constructed(self, error: BaseException) -> None:
         self._through(error)

@@ -79,6 +79,8 @@ class Executor:
         self._large_bytes = 0
         self._large_lock = threading.Lock()
         self._stopped: dict[int, str] = {}
+        self.set_up = threading.Event()  # not set while what was given as `bootstrap` runs here: no actor is made then
+        self.set_up.set()
         self.watch: Watch | None = None
         self.breakpoints: Breakpoints | None = None  # in a proc; a controller's actors stop at pdb's own prompt
 
@@ -92,6 +94,8 @@ class Executor:
         sync = any(endpoint.kind == "sync" for endpoint in record.endpoints)
         running: RunningActor = (SyncActor if sync else AsyncActor)(self, record, rank, payload, procs)
         self.actors[record.id] = running
+        if running.sets_up:
+            self.set_up.clear()
         running.start()
         if self.watch is not None and not self.watch.on:
             self.watch.start()

@@ -284,6 +284,22 @@ def resolved(value: Any) -> Future[Any]:
     return future
 
 
+def in_thread(work: Callable[[], Any], name: str) -> Future[Any]:
+    """A future of what `work` returns or raises, on a thread of its own that begins at once."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            value = work()
+        except BaseException as error:
+            future._fail(error)
+        else:
+            future._resolve(lambda: value)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
 def from_concurrent(source: concurrent.futures.Future[Any]) -> Future[Any]:
     """A future that follows one of `concurrent.futures`."""
     future: Future[Any] = Future()

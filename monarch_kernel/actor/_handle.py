@@ -28,6 +28,10 @@ class Handle:
         The host of each rank; `hosts_used` each once.
     ready
         Done once the mesh is spawned; fails when that fails. None for a mesh that was found, not spawned here.
+    spawned_here
+        This process spawned it.
+    stopped
+        Why, once it is known here that it was stopped.
     """
 
     def __init__(self, runtime: Runtime, record: MeshRecord, ready: Future[Any] | None = None) -> None:
@@ -43,6 +47,8 @@ class Handle:
         self.cls: type | None = None
         self.used = False
         self.asked = False  # whether the hosts have been asked to spawn it
+        self.spawned_here = False
+        self.stopped: str | None = None
         self.options: dict[str, Any] = {}
 
     @property
@@ -59,6 +65,10 @@ class Handle:
             self.ready = None
             return []
         return [self.ready]
+
+    def pending(self) -> list[Future[Any]]:
+        """The same, but a failed spawn is left for whoever waits to find."""
+        return [self.ready] if self.ready is not None else []
 
 
 class Carried:

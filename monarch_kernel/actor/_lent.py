@@ -16,7 +16,7 @@ from ..protocol.workers import WorkerAddress, parse_worker_address, secret_of
 from ._context import context
 from ._future import Future
 from ._handle import Awaited, mention
-from ._meshes import HostMesh
+from ._hosts import HostMesh
 from ._ndslice import NDSlice
 from ._region import Region
 from ._returns import returns_future

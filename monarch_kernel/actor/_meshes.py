@@ -1,17 +1,19 @@
-"""Host, process and actor meshes: handles that are sliced like arrays and hold nothing that cannot be read back."""
+"""Process and actor meshes: handles that are sliced like arrays and hold nothing that cannot be read back."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from ..errors import NotOwner, SpawnError
 from ..protocol import pickling
 from ..protocol.code import registry as code_registry
 from ..protocol.fingerprint import arguments_digest
 from ..protocol.links import new_id
+from ..protocol.records import CONTROLLER
 from ..state.records import MeshRecord
 from ._context import chain, context
 from ._endpoint import Endpoint, endpoints_of, plain_method
@@ -19,11 +21,13 @@ from ._future import Future, resolved
 from ._handle import Handle, mention, mentioned_pending
 from ._logging import LoggingManager
 from ._mock import patched, travelling
-from ._ndslice import NDSlice
 from ._provider import current_runtime, runtime_of
 from ._region import Region
-from ._runtime import Runtime, SpawnPlan
+from ._runtime import SpawnPlan
 from ._shape import MeshTrait
+
+if TYPE_CHECKING:
+    from ._hosts import HostMesh
 
 A = TypeVar("A")
 
@@ -65,9 +69,14 @@ class Mesh(MeshTrait):
         ready._when_done(lambda: future._resolve(answer))
         return future
 
-    def _whole(self, what: str) -> None:
+    def _owned(self, what: str) -> None:
         if self._covered != self._handle.region:
-            raise NotImplementedError(f"{what} works on a whole mesh, not on a slice of one: {self!r}")
+            raise NotOwner(f"{what} works on a whole mesh, not on a slice of one: {self!r}", mesh=self.name)
+        if not self._handle.runtime.owns(self._handle):
+            raise NotOwner(
+                f"{what} is for who spawned the mesh, and {self!r} was spawned by somebody else: ask the owner",
+                mesh=self.name,
+            )
 
     def __reduce__(self) -> Any:
         handle = self._handle
@@ -139,8 +148,21 @@ class ActorMesh(Mesh, Generic[A]):
         return hosts[:1] if hosts.count(hosts[0]) == len(hosts) else hosts
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop the actors; their processes stay. Messages sent before are handled first. May be said twice."""
-        self._whole("stop")
+        """Stop the actors; their processes stay. Messages sent before are handled first.
+
+        It begins at once, whether or not the future is waited for, and may be said twice. Later calls raise a
+        `SupervisionError` with the reason.
+
+        Raises
+        ------
+        NotImplementedError
+            It is a slice, or was spawned by somebody else: only the owner stops a mesh.
+
+        Examples
+        --------
+        >>> trainers.stop("enough trained").get()       # doctest: +SKIP
+        """
+        self._owned("stop")
         return self._handle.runtime.stop(self._handle, reason)
 
     def __repr__(self) -> str:
@@ -183,8 +205,11 @@ class ProcMesh(Mesh):
         TypeError
             It is no actor class, the arguments do not fit its constructor, or one cannot be pickled.
         ValueError
-            Its endpoints mix ``def`` and ``async def``.
+            Its endpoints mix ``def`` and ``async def``, or one is named like something that every mesh has.
+        RuntimeError
+            The processes were stopped. Processes that could not be started fail the first call.
         """
+        self._running()
         Class = cast("type[A]", patched(Class))  # noqa: N806  # as the parameter
         endpoints = endpoints_of(Class)
         if not isinstance(name, str) or not name:
@@ -198,7 +223,7 @@ class ProcMesh(Mesh):
         handle = self._handle
         runtime = handle.runtime
         payload = b"".join(pickling.encode(pickling.dumps_call((travelling(Class), *args), kwargs)))
-        waits = [*handle.waits(), *mentioned_pending()]
+        waits = [*handle.pending(), *mentioned_pending()]
         ranks = self._covered.ranks()
         record = MeshRecord(
             id=new_id(),
@@ -222,8 +247,18 @@ class ProcMesh(Mesh):
         return cast("A", ActorMesh(found))
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """End the processes and all actors on them. May be said twice."""
-        self._whole("stop")
+        """End the processes and all actors on them. May be said twice; a later `spawn` raises a RuntimeError.
+
+        Raises
+        ------
+        NotImplementedError
+            It is a slice, or was spawned by somebody else: only the owner stops a mesh.
+
+        Examples
+        --------
+        >>> procs.stop().get()      # doctest: +SKIP
+        """
+        self._owned("stop")
         return self._handle.runtime.stop(self._handle, reason)
 
     async def logging_option(
@@ -264,152 +299,39 @@ class ProcMesh(Mesh):
 
     @property
     def host_mesh(self) -> HostMesh:
-        """The host of a mesh of processes that lives on one."""
-        hosts = {self._handle.hosts[rank] for rank in self._covered.ranks()}
-        if len(hosts) != 1:
-            raise NotImplementedError(f"host_mesh of a mesh over {len(hosts)} hosts: slice it to one host first")
-        return _one_host(self._handle.runtime, hosts.pop())
-
-    async def __aenter__(self) -> ProcMesh:
-        await self.initialized
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
-
-    def __repr__(self) -> str:
-        return f"<processes {self.name!r} {self.extent!r}>"
-
-
-class HostMesh(MeshTrait):
-    """A mesh of hosts. Ranks of the whole mesh are host indices."""
-
-    def __init__(self, runtime: Runtime, region: Region, opts: Mapping[str, Any] | None = None) -> None:
-        self._runtime = runtime
-        self._covered = region
-        self._opts = dict(opts or {})
-
-    @property
-    def _region(self) -> Region:
-        return self._covered
-
-    def _with_region(self, region: Region) -> HostMesh:
-        return self._like(region, self._opts)
-
-    def _like(self, region: Region, opts: Mapping[str, Any]) -> HostMesh:
-        return HostMesh(self._runtime, region, opts)
-
-    def _waits(self) -> list[Future[Any]]:
-        """What has to be there before processes can be started."""
-        return []
-
-    def options(self, *, exclusive: bool = False) -> HostMesh:
-        """Our own words for the next `spawn_procs`.
-
-        Parameters
-        ----------
-        exclusive
-            The devices of the new processes are given to no other mesh while they live.
-        """
-        return self._like(self._covered, {"exclusive": exclusive})
-
-    @property
-    def initialized(self) -> Future[bool]:
-        """Always done: a host is there when its session is."""
-        return resolved(True)
-
-    def spawn_procs(
-        self,
-        per_host: Mapping[str, int] | None = None,
-        bootstrap: Callable[..., Any] | None = None,
-        name: str | None = None,
-        proc_bind: Any = None,
-        bootstrap_command: Any = None,
-    ) -> ProcMesh:
-        """Start processes on every host of the mesh; returns at once.
-
-        Parameters
-        ----------
-        per_host
-            Dimensions to add, as ``{"gpus": 4}``. The dimension ``gpus`` is laid over the host's devices. None starts
-            one process a host.
-        name
-            The mesh's name; else the variable that it is assigned to in a notebook, else ``procs-N``.
-        bootstrap, proc_bind, bootstrap_command
-            Monarch's; not offered yet.
+        """The host of a mesh of processes that lives on one.
 
         Raises
         ------
-        ValueError
-            A dimension that the hosts have already, or a size below 1.
-        NotEnoughSlots
-            At the first use of the mesh (in a notebook: at the end of the cell): more GPUs than a host has.
+        NotImplementedError
+            It lives on several hosts: slice it to one first.
         """
-        for given, word in (
-            (bootstrap, "bootstrap"),
-            (proc_bind, "proc_bind"),
-            (bootstrap_command, "bootstrap_command"),
-        ):
-            if given is not None:
-                raise TypeError(f"spawn_procs({word}=...) is not supported by this version")
-        if per_host is not None and not isinstance(per_host, Mapping):
-            raise TypeError(f"per_host says how many processes each dimension has, as {{'gpus': 4}}; got {per_host!r}")
-        per = dict(per_host or {})
-        labels = tuple(self._covered.labels)
-        for label, size in per.items():
-            if not isinstance(label, str) or not label.isidentifier():
-                raise ValueError(f"a dimension is named by an identifier; got {label!r}")
-            if label in labels:
-                raise ValueError(f"the hosts have a dimension {label!r} already; name the new one differently")
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"per_host[{label!r}] must be a whole number of processes, 1 or more; got {size!r}")
-        if name is not None and (not isinstance(name, str) or not name):
-            raise TypeError(f"name must be a text; got {name!r}")
-        count = 1
-        for size in per.values():
-            count *= size
-        runtime = self._runtime
-        hosts = tuple(host for host in self._covered.ranks() for _ in range(count))
-        record = MeshRecord(
-            id=new_id(),
-            kind="procs",
-            name=name or "",
-            labels=(*labels, *per),
-            sizes=(*self._covered.sizes, *per.values()),
-            hosts=hosts,
-            owner=runtime.owner(),
-            spec={**runtime.proc_spec(), "per_host": per, "exclusive": bool(self._opts.get("exclusive"))},
-        )
-        return ProcMesh(runtime.spawn(SpawnPlan(record, b"", self._waits())))
+        from ._hosts import one_host
 
-    def __reduce__(self) -> Any:
-        return (_found_hosts, (self._runtime.reference(tuple(self._covered.ranks())), self._covered))
+        hosts = {self._handle.hosts[rank] for rank in self._covered.ranks()}
+        if len(hosts) != 1:
+            raise NotImplementedError(f"host_mesh of a mesh over {len(hosts)} hosts: slice it to one host first")
+        runtime, host = self._handle.runtime, hosts.pop()
+        return one_host(runtime, runtime.host if host == CONTROLLER else host)
+
+    async def __aenter__(self) -> ProcMesh:
+        self._running()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._handle.stopped is None:
+            await self.stop()
+
+    def _running(self) -> None:
+        if self._handle.stopped is not None:
+            raise SpawnError(
+                f"`ProcMesh` has already been stopped ({self._handle.name}: {self._handle.stopped}); "
+                "spawn processes anew",
+                mesh=self._handle.name,
+            )
 
     def __repr__(self) -> str:
-        return f"<hosts of session {self._runtime.session!r} {self.extent!r}>"
-
-
-def _found_hosts(reference: dict[str, Any], region: Region) -> HostMesh:
-    runtime = runtime_of(reference, "hosts")
-    return HostMesh(runtime, region)
-
-
-def _one_host(runtime: Runtime, host: int) -> HostMesh:
-    return HostMesh(runtime, Region((), NDSlice(offset=host, sizes=(), strides=())))
-
-
-def all_hosts(runtime: Runtime, count: int) -> HostMesh:
-    """All hosts of a session, dimension ``hosts``."""
-    return HostMesh(runtime, Region.row_major(("hosts",), (count,)))
-
-
-def this_host() -> HostMesh:
-    """The host of the calling actor, as a mesh without dimensions; in a controller, the head host of its session.
-
-    Without a session a private one is started on this machine; see `monarch_kernel.up` for one with a name.
-    """
-    runtime = current_runtime()
-    return _one_host(runtime, runtime.host)
+        return f"<processes {self.name!r} {self.extent!r}>"
 
 
 def this_proc() -> ProcMesh:
@@ -425,4 +347,4 @@ def mesh_for(handle: Handle, region: Region | None = None) -> ActorMesh[Any] | P
     return ActorMesh(handle, region) if handle.record.kind == "actors" else ProcMesh(handle, region)
 
 
-__all__ = ["ActorMesh", "Handle", "HostMesh", "ProcMesh", "all_hosts", "mesh_for", "this_host", "this_proc"]
+__all__ = ["ActorMesh", "Handle", "Mesh", "ProcMesh", "mesh_for", "this_proc"]

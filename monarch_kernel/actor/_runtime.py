@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,8 @@ class SpawnPlan:
         Our own words, from ``options(...)``.
     replaces
         Meshes that are stopped once this one is there.
+    then
+        What has to be through as well before it is ready; begun once it is there, on the I/O thread.
     """
 
     record: MeshRecord
@@ -49,6 +52,7 @@ class SpawnPlan:
     digest: Callable[[], str | None] = lambda: None
     options: dict[str, Any] = field(default_factory=dict)
     replaces: list[int] = field(default_factory=list)
+    then: Callable[[], Future[Any]] | None = None
 
 
 class Runtime(ABC):
@@ -60,6 +64,12 @@ class Runtime(ABC):
         The session's name and number.
     host
         Index of the host of this process; in a controller, of the head.
+    controller
+        Whether it is a controller's.
+    hosts_gone
+        The session's hosts were shut down from here.
+    controllers_survive
+        Controllers of `get_or_spawn_controller` live in a process on the head host, not in the client.
     incarnations
         The incarnation of each host, as far as known here.
     """
@@ -69,6 +79,9 @@ class Runtime(ABC):
         self.session = session
         self.sid = sid
         self.host = host
+        self.controller = controller
+        self.hosts_gone = False
+        self.controllers_survive = False
         self.incarnations: dict[int, int] = {}
         self.sender = new_id()
         self.caller = Caller(io, self.sender, self.send, self.send_from, None if controller else host)
@@ -121,6 +134,19 @@ class Runtime(ABC):
             owner = str(Owner(mesh, rank, self.executor.host))
             self.request("Stop", lambda pb: pb.StopRequest(owner=owner, reason=reason))
 
+    def owns(self, handle: Handle) -> bool:
+        """Whether a mesh is whoever asks now's to stop. What belongs to the session is its controller's."""
+        owner = self.owner()
+        return handle.record.owner == owner and (owner != "session" or self.controller or handle.spawned_here)
+
+    def owns_hosts(self, hosts: Sequence[int]) -> bool:
+        """Whether these are all hosts of the session, and whoever asks now controls it."""
+        return False
+
+    @abstractmethod
+    def stop_hosts(self, *, release: bool) -> Future[None]:
+        """Stop what the session has on its hosts; with `release` end the hosts, too. For the controller."""
+
     def first_use(self, handle: Handle) -> None:  # noqa: B027  # only a notebook has something to do
         """A mesh is called for the first time from here: a notebook sends what its variables hold."""
 
@@ -155,6 +181,16 @@ class Runtime(ABC):
                 found = self._handles[record.id] = Handle(self, record, ready)
             return found
 
+    def known_handle(self, mesh: int) -> Handle | None:
+        """The handle of a mesh that this process has one of."""
+        with self._handles_lock:
+            return self._handles.get(mesh)
+
+    def all_handles(self) -> list[Handle]:
+        """The handles that this process has."""
+        with self._handles_lock:
+            return list(self._handles.values())
+
     def reference(self, hosts: tuple[int, ...]) -> dict[str, Any]:
         """What a pickled handle says of where it belongs: never the epoch, so that it outlives controllers."""
         known = {host: self.incarnations[host] for host in hosts if host in self.incarnations}
@@ -188,6 +224,7 @@ class Runtime(ABC):
         ready: Future[Any] = Future()
         handle = self.handle(plan.record, ready)
         handle.options = plan.options
+        handle.spawned_here = True
         if plan.record.hosts[0] == CONTROLLER:
             self.executor.create(plan.record, 0, plan.payload, None)
             ready._resolve(lambda: True)
@@ -209,8 +246,6 @@ class Runtime(ABC):
             return
         if ready.done():  # stopped before it began
             return
-        import json
-
         handle.asked = True
         answer = self.request(
             "Spawn",
@@ -219,19 +254,32 @@ class Runtime(ABC):
             ),
         )
 
-        def answered() -> bool:
+        answer._when_done(lambda: self.io.post(self._spawned, plan, handle, ready, answer))
+
+    def _spawned(self, plan: SpawnPlan, handle: Handle, ready: Future[Any], answer: Future[Any]) -> None:
+        try:
             reply = answer.get(0)
-            record = MeshRecord.from_dict(json.loads(reply.record))
-            handle.record.name = record.name
-            handle.record.ranks = record.ranks
-            self.spawned(record)
-            return True
+        except BaseException as error:
+            ready._fail(error)
+            return
+        record = MeshRecord.from_dict(json.loads(reply.record))
+        handle.record.name = record.name
+        handle.record.ranks = record.ranks
+        self.spawned(record)
+        if plan.then is None:
+            ready._resolve(lambda: True)
+            return
+        more = plan.then()
 
-        answer._when_done(lambda: ready._resolve(answered))
-        answer._when_done(lambda: self.io.post(self._spawned, handle, ready))
+        def through() -> None:
+            error = more.exception(0)
+            if error is None:
+                ready._resolve(lambda: True)
+            else:  # nothing of the attempt is left
+                ready._fail(error)
+                self.stop(handle, "its processes could not be set up")
 
-    def _spawned(self, handle: Handle, ready: Future[Any]) -> None:
-        ready.exception()  # opens the answer, so that the name it brings is known
+        more._when_done(lambda: self.io.post(through))
 
     def stop(self, handle: Handle, reason: str) -> Future[None]:
         """Stop a mesh."""
@@ -255,8 +303,10 @@ class Runtime(ABC):
 
             def stopped() -> None:
                 answer.get(0)
+                handle.stopped = reason
 
             answer._when_done(lambda: future._resolve(stopped))
+            answer._when_done(lambda: self.io.post(future.exception))  # opens it, so that later spawns know
 
         # Behind what was sent before: a call leaves through the same queue.
         self.io.post(go)

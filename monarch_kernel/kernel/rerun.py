@@ -257,7 +257,11 @@ class ReRuns:
             record.kind,
             live=live,
             placement=_digest(record.labels, record.sizes, record.hosts, record.procs, record.proc_ranks),
-            spec=_digest(record.spec.get("per_host"), record.spec.get("exclusive")),
+            spec=_digest(
+                record.spec.get("per_host"),
+                record.spec.get("exclusive"),
+                *([record.spec["how"]] if "how" in record.spec else []),
+            ),
             fingerprint=record.fingerprint,
             args=plan.digest() if record.kind == "actors" else "",
             from_library=not here,

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..actor._future import Future, in_thread, resolved
 from ..actor._provider import known_runtime, set_runtime
 from ..errors import (
     AlreadyAttached,
@@ -355,15 +356,32 @@ def _make_room(name: str) -> None:
         )
 
 
-def end(file: statefile.SessionFile, reason: str) -> ReleaseReport:
+def end(file: statefile.SessionFile, reason: str, timeout: float = 30.0) -> ReleaseReport:
     """Release what a state file names."""
-    report = launcher_for(file.launcher).release(file, reason)
+    report = launcher_for(file.launcher).release(file, reason, timeout)
     if not report.gone:
         raise SessionError(
             f"session {file.name!r} was released, but processes {', '.join(map(str, report.left))} could not be ended; "
             "they may hang in the kernel (state D): look with ps"
         )
     return report
+
+
+def end_context(timeout: float | None) -> Future[None]:
+    """`shutdown_context`: a private session is released, a named one left to go on."""
+    with _lock:
+        ended = _current
+        if ended is None or ended.over is not None or ended.ending:
+            return resolved(None)
+        ended.ending = True
+
+    def work() -> None:
+        if ended.private:
+            ended.release(30.0 if timeout is None else timeout)
+        else:
+            ended.detach()
+
+    return in_thread(work, "monarch-end-context")
 
 
 def forget(ended: Session) -> None:

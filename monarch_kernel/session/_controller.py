@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..actor import _config
 from ..actor._actors import RunningActor
-from ..actor._future import Future, from_concurrent
+from ..actor._controllers import keeper_of_names, start_names
+from ..actor._future import Future, from_concurrent, in_thread
 from ..actor._handle import Handle
 from ..actor._region import Region
 from ..actor._runtime import Runtime, SpawnPlan
@@ -117,6 +118,8 @@ class Controller(Runtime):
         self.packages: dict[int, str] = {}
         self.decide: Callable[[SpawnPlan], Handle] | None = None
         self.on_first_use: Callable[[], None] | None = None
+        self.end_hosts: Callable[[bool], None] = lambda release: None
+        self.controllers_survive = Identity.kind == "kernel"
         self.on_spawned: Callable[[MeshRecord], None] = lambda record: None
         self.on_lent_ended: Callable[[int], None] = lambda index: None
         self.fault_hook = _fault_hook
@@ -130,6 +133,8 @@ class Controller(Runtime):
         self._over: MonarchError | None = None
         self._own: Handle | None = None
         self._closed = False
+        self._names = keeper_of_names(self)
+        self._names_kept = False  # whether the actor is here that keeps the names of controllers
 
     # -- attaching, on the I/O thread
 
@@ -308,6 +313,9 @@ class Controller(Runtime):
             elif kind == Kind.CALL:
                 if host is not None:
                     self._came[records.parse_call(record).sender] = host
+                if not self._names_kept and records.parse_call(record).mesh == self._names:
+                    self._names_kept = True
+                    start_names(self)
                 self.executor.on_call(record)
             elif kind == Kind.RELEASE:
                 self.executor.on_release(record)
@@ -323,6 +331,8 @@ class Controller(Runtime):
             again = {"mesh": event.get("mesh"), "rank": event.get("rank"), "name": event.get("name"), "at": time.time()}
             self.io.post(self._on_event, {**again, "failure": {**event["failure"], "text": text}})
 
+        if "stopped" in event and (handle := self.known_handle(event["stopped"])) is not None:
+            handle.stopped = handle.stopped or event["reason"]
         if "failure" in event:
             event["hooked"] = self.fault_hook.take(event["failure"], kernel=Identity.kind == "kernel", show=show)
         self.events.append(event)
@@ -462,7 +472,31 @@ class Controller(Runtime):
         """New processes start as this one runs: same interpreter, directory, modules and (filtered) environment."""
         env = {**filtered_environment(proxies=True), **_config.for_children()}
         path = [os.path.abspath(entry) if entry else os.getcwd() for entry in sys.path]
-        return {"executable": sys.executable, "cwd": os.getcwd(), "sys_path": path, "env": env}
+        return {
+            "executable": sys.executable,
+            "cwd": os.getcwd(),
+            "sys_path": path,
+            "env": env,
+            "controllers_survive": self.controllers_survive,
+        }
+
+    def owns_hosts(self, hosts: Sequence[int]) -> bool:
+        """Whether these are all of them, and it is no actor of this process that asks."""
+        return self.owner() == "session" and set(hosts) == set(range(self.file.hosts))
+
+    def on_their_way(self, kind: str) -> list[Handle]:
+        """What this process spawns, and is not there yet."""
+        handles = [handle for handle in self.all_handles() if handle.spawned_here and handle.record.kind == kind]
+        return [handle for handle in handles if handle.ready is not None and not handle.ready.done()]
+
+    def stop_hosts(self, *, release: bool) -> Future[None]:
+        """Stop what the session has on its hosts; with `release` end the hosts, too."""
+
+        def work() -> None:
+            self.end_hosts(release)
+            self.hosts_gone = self.hosts_gone or release
+
+        return in_thread(work, "monarch-end-hosts")
 
     def own_procs(self) -> tuple[Handle, Region | None]:
         """This process, as a mesh of one."""

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from ..actor._controllers import keeper_of_names
 from ..actor._debug_client import Debugger, breakpoint_text
 from ..actor._future import Future
-from ..actor._meshes import ActorMesh, HostMesh, ProcMesh, all_hosts, mesh_for
+from ..actor._hosts import HostMesh, all_hosts
+from ..actor._meshes import ActorMesh, ProcMesh, mesh_for
 from ..actor._notation import parse_ranks, split_target
 from ..actor._provider import set_runtime
 from ..errors import MonarchError, SessionEnded, SessionError
@@ -75,6 +77,7 @@ class Session:
         self.file = file
         self.private = private
         self.bind = True
+        self.ending = False
         self.over: MonarchError | None = None
         self.faults: list[dict[str, Any]] = []
         self.before: tuple[str, float] | None = None
@@ -89,6 +92,7 @@ class Session:
         self.controller.on_spawned = self._spawned
         self.growth = Growth(self.controller)
         self.controller.on_lent_ended = self.growth.ended
+        self.controller.end_hosts = self._end_hosts
 
     # -- life
 
@@ -106,6 +110,8 @@ class Session:
         self._registry = found.merged.registry
         self._views = {index: reply.registry for index, reply in found.replies.items()}
         self.bindings = self._registry.live_bindings()
+        keeper = self._registry.get(keeper_of_names(self.controller))
+        self.controller.controllers_survive |= keeper is not None and keeper.state == "live"
         head = found.replies[0]
         self._lease = head.lease
         if head.before.title:
@@ -149,8 +155,13 @@ class Session:
         self.controller.io.post(self.controller.close_calls, self.over)
         forget(self)
 
-    def release(self) -> ReleaseReport:
+    def release(self, timeout: float = 30.0) -> ReleaseReport:
         """End the session: all processes, device memory and shared memory of it are freed before this returns.
+
+        Parameters
+        ----------
+        timeout
+            Seconds that they have to end by themselves.
 
         Raises
         ------
@@ -162,7 +173,28 @@ class Session:
         if self.over is None:
             self.controller.io.run(self.growth.release(), 30.0)
         self._leave(SessionEnded(f"session {self.name!r} was released"))
-        return end(self.file, "released by its controller")
+        return end(self.file, "released by its controller", timeout)
+
+    def _end_hosts(self, release: bool) -> None:
+        """`HostMesh.stop`, and `shutdown` with `release`."""
+        if release:
+            if not self.private:
+                raise SessionError(
+                    f"the hosts belong to session {self.name!r}, which others may come back to: to end it, "
+                    f"%monarch down {self.name} (or monarch_kernel.down({self.name!r})); HostMesh.stop() ends what "
+                    "runs there and keeps them"
+                )
+            self.release()
+            return
+        controller = self.controller
+        keeper = self._registry.get(keeper_of_names(controller))
+        kept = keeper.procs if keeper is not None else None
+        handles = [controller.handle(record) for record in self.refresh().live("procs") if record.id != kept]
+        handles += [handle for handle in controller.on_their_way("procs") if handle not in handles]
+        handles = [handle for handle in handles if min(handle.hosts) < self.file.hosts]  # not those of lent hosts
+        stopped = [controller.stop(handle, "HostMesh.stop()") for handle in handles]
+        for each in stopped:
+            each.get(STOPPING)
 
     def _spawned(self, record: MeshRecord) -> None:
         with self._lock:

@@ -133,6 +133,8 @@ class Registry:
         counts: dict[str, int] = {}
         latest_first = []
         for record in reversed(self.live(kind)):
+            if record.spec.get("bootstrap"):
+                continue  # part of its processes, nobody's to name
             nth = counts[record.name] = counts.get(record.name, 0) + 1
             latest_first.append((record.name if nth == 1 else f"{record.name}~{nth}", record))
         return dict(reversed(latest_first))

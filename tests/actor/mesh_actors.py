@@ -223,6 +223,17 @@ class Environment(Actor):
         return os.environ.get(name)
 
 
+class Prepared(Actor):
+    """Knows what its process was set up with when it was made."""
+
+    def __init__(self) -> None:
+        self.found = os.environ.get("PREPARED")
+
+    @endpoint
+    def when_made(self) -> str | None:
+        return self.found
+
+
 class Cleaner(Actor):
     def __init__(self, path: str) -> None:
         self.path = path

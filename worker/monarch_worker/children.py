@@ -80,6 +80,7 @@ class Children:
         try:
             child = subprocess.Popen(
                 spec["argv"],
+                executable=spec.get("program"),
                 env=env,
                 cwd=spec.get("cwd") or "/",
                 stdin=subprocess.DEVNULL,

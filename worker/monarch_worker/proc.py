@@ -50,6 +50,7 @@ class ProcRuntime(Runtime):
         self.incarnations[me["host"]] = me["incarnation"]
         self.record = MeshRecord.from_dict(me["record"])
         self.link = ResumableLink(io.loop, self._take, new_id())
+        self.controllers_survive = bool(self.record.spec.get("controllers_survive"))
         self._requests: dict[int, tuple[str, bytes, Future[Any], Any]] = {}
         self._request_number = 0
         self._carried = False
@@ -97,7 +98,19 @@ class ProcRuntime(Runtime):
         """New processes start as this one was started."""
         env = {key: value for key, value in os.environ.items() if key not in ("MONARCH_PROC", "MONARCH_KEEPER")}
         env.update(_config.for_children())
-        return {"executable": sys.executable, "cwd": os.getcwd(), "sys_path": list(sys.path), "env": env}
+        # Not sys.executable: that may be what a wrapper has exec'ed, or what a command of this mesh's own has run.
+        spec = self.record.spec
+        return {
+            "executable": spec.get("executable") or sys.executable,
+            "cwd": os.getcwd(),
+            "sys_path": list(sys.path),
+            "env": env,
+            "controllers_survive": self.controllers_survive,
+        }
+
+    def stop_hosts(self, *, release: bool) -> Future[None]:
+        """Never asked: an actor owns no hosts."""
+        raise NotImplementedError
 
     def own_procs(self) -> tuple[Handle, Region | None]:
         """This rank of its mesh."""

@@ -25,6 +25,7 @@ from monarch_kernel.state.records import MeshRecord, RankRecord
 from monarch_kernel.state.registry import Decision, RankChanged
 from monarch_kernel.state.supervision import died_text, failed_text, stopped_text
 from monarch_kernel.state.times import TIMES
+from monarch_worker.commands import command_of
 from monarch_worker.host import Host, signal_name, start_time
 from monarch_worker.lent import as_here
 from monarch_worker.logs import Logs, err_of, tail
@@ -137,11 +138,11 @@ class Procs:
         registry = self.host.registry
         for rank in ranks:
             proc = self._make(record.id, rank)
-            spec = self._spec(record, rank, proc.id)
-            self.logs.add(record.id, record.name, rank, spec["log"])
             try:
+                spec = self._spec(record, rank, proc.id)
+                self.logs.add(record.id, record.name, rank, spec["log"])
                 proc.pid = await self._loop.run_in_executor(None, self.host.keeper.spawn, spec)
-            except (ConnectionError, RuntimeError, OSError) as error:
+            except (ConnectionError, RuntimeError, OSError) as error:  # a SpawnError, too
                 words = f"rank {rank} of {record.name} could not be started on host {self.host.index}: {error}"
                 fault = {"error": "SpawnError", "text": words, "why": words, "at": self._loop.time()}
                 self._changed(registry.rank_failed(record.id, rank, fault))
@@ -180,16 +181,18 @@ class Procs:
             "host": self.host.index,
             "incarnation": self.host.incarnation,
             "sys_path": spec.get("sys_path", []),
-            "record": {**record.to_dict(), "ranks": {}, "spec": {**spec, "env": None}},
+            "record": {**record.to_dict(), "ranks": {}, "spec": {**spec, "env": None, "commands": None}},
         }
         # As torchrun does, so that the processes of a host do not each start a thread for every core.
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(mine)))}
         env = {**threads, **spec.get("env", {}), **device_env(self.host.config["slots"], record, mine.index(rank))}
+        argv, program, env = command_of(spec, rank, mine.index(rank), env)
         env["MONARCH_PROC"] = json.dumps(me)
         cwd = spec.get("cwd")
         return {
             "id": kid,
-            "argv": [spec["executable"], "-m", "monarch_worker.proc"],
+            "argv": argv,
+            "program": program,
             "env": env,
             "cwd": cwd if cwd and os.path.isdir(cwd) else None,
             "restart": False,

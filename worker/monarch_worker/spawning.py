@@ -203,6 +203,8 @@ class Spawning:
         record = self.host.registry.get(mesh)
         live = record is not None and record.state == "live"
         decisions = self.host.registry.stop(mesh, reason)
+        if live:  # who calls meanwhile is told, too
+            self.procs.stopped[mesh] = reason
         self.host.save()
         await self._act(decisions, wait=wait)
         return len(record.ranks) if live and record is not None else 0
