@@ -44,7 +44,7 @@ class Creator:
         return f"{above}<{kind}{self.name}{self.rank if len(self.rank) else ''}>"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False)
 class Instance:
     """The running actor (or, outside of actors, the client).
 
@@ -76,6 +76,9 @@ class Instance:
     mesh: int = 0
     _procs: Any = None
     _actor: RunningActor | None = None
+    # Free for whoever keeps a list of what it spawned, as helpers of Monarch programs do; what ends with its owner is
+    # the daemon's to know.
+    _children: list[Any] | None = None
 
     def __repr__(self) -> str:
         return repr(self._as_creator())
