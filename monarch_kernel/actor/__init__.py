@@ -32,6 +32,7 @@ from ._ports import Channel, Port, PortReceiver
 from ._returns import returns_future
 from ._shape import Extent, NDSlice, Point, Region, Shape
 from ._supervision import MeshFailure, unhandled_fault_hook
+from ._telemetry import get_meter, span, traced
 from ._valuemesh import ValueMesh
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "current_size",
     "default_bootstrap_cmd",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "patch_actor",
     "returns_future",
@@ -76,8 +78,10 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "span",
     "start_worker_loop_forever",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
 ]

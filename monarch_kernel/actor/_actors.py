@@ -22,7 +22,7 @@ from ..protocol.records import CallHead, Status
 from ..state.records import MeshRecord
 from . import _lifecycle
 from ._calls import unpack_region
-from ._context import Context, Instance, _current, creators
+from ._context import Context, Instance, _current, address, creators
 from ._extent import Extent, Point
 from ._future import Future
 from ._handle import mentioned_pending
@@ -83,8 +83,8 @@ class RunningActor:
         point = Point(rank, self.extent)
         self._here = Context(
             Instance(
-                point, record.name, f"{record.module}.{record.qualname}", f"{record.name}[{rank}]",
-                f"{record.procs or 0:x}", creators(record.creator), record.id, procs, self,
+                point, record.name, f"{record.module}.{record.qualname}", address(record.id, record.name),
+                creators(record.creator), record.id, procs, self,
             ),
             point,
         )  # fmt: skip

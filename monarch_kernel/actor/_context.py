@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import Deadlock
+from ._ids import ActorAddr, Uid, as_label
 from ._shape import Extent, Point
 
 if TYPE_CHECKING:
@@ -55,9 +56,7 @@ class Instance:
     name, class_name
         The mesh's name, and the actor's class with its module; the client is ``root`` and has no class.
     actor_id
-        A text that names this actor in logs.
-    proc_id
-        The same for its process.
+        The `ActorAddr` of this actor: what tells it from all others. As a text it is good for logs.
     creator
         Who spawned it, as a `Creator`; None of the client.
 
@@ -70,8 +69,7 @@ class Instance:
     rank: Point
     name: str
     class_name: str | None
-    actor_id: str
-    proc_id: str
+    actor_id: ActorAddr
     creator: Creator | None = None
     mesh: int = 0
     _procs: Any = None
@@ -120,6 +118,11 @@ class Instance:
         if self._actor is None:
             raise RuntimeError(f"{what} is for actors; {self!r} is none")
         return self._actor
+
+    @property
+    def proc_id(self) -> str:
+        """The process it runs in, as `ActorAddr.proc_id`."""
+        return self.actor_id.proc_id
 
     @property
     def proc(self) -> ProcMesh:
@@ -179,10 +182,13 @@ def context() -> Context:
     Point(0, {})
     """
     here = _current.get()
-    if here is not None:
-        return here
+    return here if here is not None else _client_context()
+
+
+def _client_context() -> Context:
     if not _client:
-        set_client(Instance(_NOWHERE, "root", None, "client", "client"))
+        me = ActorAddr.of(Uid.from_string("client"), Uid.instance("local"), "inproc://0")
+        set_client(Instance(_NOWHERE, "root", None, me))
     return _client[0]
 
 
@@ -190,6 +196,12 @@ def running_actor() -> Instance | None:
     """The actor whose code runs here; None outside of actors."""
     here = _current.get()
     return here.actor_instance if here is not None else None
+
+
+def address(mesh: int, name: str) -> ActorAddr:
+    """Where this process's actor of a mesh is."""
+    process = _client_context().actor_instance.actor_id
+    return process.within(Uid.instance_from_value(mesh, as_label(name)))
 
 
 def current_rank() -> Point:
@@ -204,8 +216,14 @@ def current_size() -> dict[str, int]:
 
 
 def current_actor_name() -> str:
-    """`Instance.actor_id` of the running actor."""
-    return context().actor_instance.actor_id
+    """`Instance.actor_id` of the running actor, as a text.
+
+    Examples
+    --------
+    >>> current_actor_name()                # doctest: +SKIP
+    'trainers<4CVg2ZNHHp5>.procs-1-0<rj4Mgs19Cj3>@inproc://0'
+    """
+    return str(context().actor_instance.actor_id)
 
 
 # -- actors that would wait for themselves
@@ -250,7 +268,7 @@ def check_self_wait(future: Future[Any], *, blocking: bool) -> None:
     if not blocking and _thread.task is not None and asyncio.current_task() is not _thread.task:
         return
     raise Deadlock(
-        f"{current_actor_name()} would wait for ever: its call of {own.endpoint!r} goes to itself, and an actor "
+        f"{context().actor_instance!r} would wait for ever: its call of {own.endpoint!r} goes to itself, and an actor "
         f"handles one message at a time. Call the method itself (self.{own.endpoint}(...)), or do not wait for the "
         "answer here"
     )

@@ -20,6 +20,7 @@ from monarch_kernel.actor._context import Instance, set_client
 from monarch_kernel.actor._debugger import Breakpoints
 from monarch_kernel.actor._future import Future
 from monarch_kernel.actor._handle import Handle
+from monarch_kernel.actor._ids import ActorAddr, Uid, as_label
 from monarch_kernel.actor._lifecycle import EXIT_WITHIN, cleanup_within
 from monarch_kernel.actor._logging import prefix_records, set_level
 from monarch_kernel.actor._meshes import ProcMesh
@@ -297,7 +298,9 @@ def main() -> None:
         set_level(level)
     name = f"{runtime.record.name}[{me['rank']}]"
     extent = Region.row_major(runtime.record.labels, runtime.record.sizes)
-    set_client(Instance(extent.point(me["rank"]), name, "Proc", name, f"{me['mesh']:x}.{me['rank']}"))
+    proc = Uid.instance_from_value((me["mesh"] + me["rank"]) % 2**64, as_label(f"{runtime.record.name}-{me['rank']}"))
+    agent = ActorAddr.of(Uid.from_string("agent"), proc, f"inproc://{runtime.host}")
+    set_client(Instance(extent.point(me["rank"]), name, "Proc", agent))
     io.loop.create_task(runtime.keep_linked())
     gc.freeze()  # what is loaded by now stays; the collector need not look at it again
     io.serve()
