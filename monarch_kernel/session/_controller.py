@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
 import os
 import socket
@@ -46,8 +45,6 @@ from ._logs import LogView
 EVENTS_KEPT = 1000
 RELEASING = 1.0
 """Seconds within which the hosts of a session that is released end after each other."""
-LAST_LINES = 3.0
-"""Seconds that leaving waits for the screen to show what ranks have printed until then."""
 COMES_BACK = 15.0
 """Seconds that attaching waits for a daemon which its keeper is about to start again."""
 
@@ -282,8 +279,7 @@ class Controller(Runtime):
         self._closed = True
         if say:
             self.caller.flush_releases()
-            with contextlib.suppress(TimeoutError):  # a screen that takes no more must not keep the session
-                await asyncio.wait_for(self.logs.flush().as_asyncio(), LAST_LINES)
+            await self.logs.close()
 
             async def bye(index: int) -> None:
                 try:
@@ -322,7 +318,7 @@ class Controller(Runtime):
             elif kind == Kind.WAIT:
                 self.watch.heard(record)
             elif kind == Kind.LOG and host is not None:
-                self.logs.take(host, records.parse_notice(record)[0])
+                self.logs.take(host, *records.parse_notice(record))
 
     def _told(self, event: dict[str, Any]) -> None:
         """Something happened. A failure that no actor handled goes to the program's hook, if that is to have it."""

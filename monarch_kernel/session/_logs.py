@@ -6,6 +6,8 @@ only what has been written (see `monarch_worker.logs`).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import logging
 import sys
@@ -18,6 +20,7 @@ from typing import Any
 from ..actor._future import Future
 from ..protocol import records
 from ..protocol.dial import DialledLink
+from ..protocol.frames import Record
 from ..protocol.loop import IOThread
 from ..protocol.records import Kind
 from ..state.logs import Display, Mode, Shown, Source, Stream
@@ -64,6 +67,7 @@ class LogView:
         self._positions: dict[int, dict[str, int]] = {}
         self._hidden: set[int] = set()
         self._tokens = itertools.count(1)
+        self._late = False
         self._asked: dict[int, Future[None]] = {}
         self._jobs: deque[Callable[[], Iterable[Shown]]] = deque()
         self._wake = threading.Condition()
@@ -79,7 +83,7 @@ class LogView:
         """A link to a host begins: tell it how far its files were seen, if it should not know."""
         self._tell(host, {"positions": self._positions.get(host, {}), "quiet": sorted(self._hidden)})
 
-    def take(self, host: int, what: dict[str, Any]) -> None:
+    def take(self, host: int, what: dict[str, Any], payload: Record) -> None:
         """A host sends lines, or answers."""
         if "lines" in what:
             seen = self._positions.setdefault(host, {})
@@ -87,7 +91,8 @@ class LogView:
             seen[what["log"]] = what["position"]
             while len(seen) > 4096:
                 del seen[next(iter(seen))]
-        self._do(lambda: self._shown(host, what))
+        data = bytes(payload)
+        self._do(lambda: self._shown(host, what, data))
 
     def _tell(self, host: int, what: dict[str, Any]) -> None:
         link = self._links.get(host)
@@ -111,13 +116,14 @@ class LogView:
             asked = self._asked[token] = Future()
             asked._when_done(lambda host=host: self._io.post(done, host))  # type: ignore[misc]
             self._tell(host, {"flush": token})
-            self._io.loop.call_later(SETTLES, self._answered, token)
+            self._io.loop.call_later(SETTLES, self._answered, token, True)
         if not waiting:
             self._do(lambda: self._resolve(answered))
 
-    def _answered(self, token: int) -> None:
+    def _answered(self, token: int, late: bool = False) -> None:
         asked = self._asked.pop(token, None)
         if asked is not None:
+            self._late = late
             asked._resolve(lambda: None)
 
     # -- from any thread
@@ -157,7 +163,25 @@ class LogView:
         self.settle()._when_done(lambda: self._do(change))
         return changed
 
+    async def close(self) -> None:
+        """Show the last lines, as far as the screen takes them in time, and say so if those were not all."""
+        self._late = False
+        try:
+            await asyncio.wait_for(self.flush().as_asyncio(), SETTLES + 0.5)
+        except TimeoutError:
+            return  # it would not take that word either
+        if self._late:
+            said = self._promise()
+            self._do(lambda: self._last(said))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(said.as_asyncio(), 0.5)
+
     # -- on the writing thread
+
+    @staticmethod
+    def _last(said: Future[None]) -> Iterable[Shown]:
+        yield "err", "monarch: more was printed than could be shown before the end; the logs of the ranks have it all\n"
+        said._resolve(lambda: None)
 
     def _do(self, job: Callable[[], Iterable[Shown]]) -> None:
         with self._wake:
@@ -185,16 +209,17 @@ class LogView:
             except Exception:  # nobody reads any more, or what stands for the output is broken: the files have it all
                 _log.debug("lines of ranks could not be shown", exc_info=True)
 
-    def _shown(self, host: int, what: dict[str, Any]) -> Iterable[Shown]:
+    def _shown(self, host: int, what: dict[str, Any], data: bytes) -> Iterable[Shown]:
         if "missed" in what:
             for name, count in what["missed"].items():
-                lines = "line was" if count == 1 else "lines were"
-                yield "err", f"monarch: {count} {lines} printed by {name} while nobody was attached, see its logs\n"
+                were = "line was" if count == 1 else "lines were"
+                yield "err", f"monarch: {count} {were} printed by {name} while nobody was attached, see its logs\n"
         elif "flushed" in what:
             self._io.post(self._answered, what["flushed"])
         elif "lines" in what:
             source = Source(what["mesh"], what["name"], what["rank"], host, what["stream"], what["log"])
-            yield from self.display.take(source, what["lines"], what["left_out"], time.monotonic())
+            lines = data.decode().split("\n") if what["lines"] else []
+            yield from self.display.take(source, lines, what["left_out"], time.monotonic())
             self._io.post(self._tell, host, {"shown": what["cost"]})
 
     @staticmethod

@@ -101,10 +101,10 @@ class Daemon:
         controller = self.peers.to(CONTROLLER)
         self.procs.logs.attach(controller.link.id if controller is not None else 0)
 
-    def _send_log(self, what: dict[str, Any]) -> None:
+    def _send_log(self, what: dict[str, Any], payload: bytes) -> None:
         controller = self.peers.to(CONTROLLER)
         if controller is not None and controller.link.id == what["link"]:
-            controller.send(*records.notice(Kind.LOG, {**what, "host": self.host.index}))
+            controller.send(*records.notice(Kind.LOG, {**what, "host": self.host.index}, payload))
 
     def _host_lost(self, host: int, error: MonarchError) -> None:
         self.router.host_lost(host, error if isinstance(error, HostLost) else HostLost(str(error), host=host))

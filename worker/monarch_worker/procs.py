@@ -78,7 +78,7 @@ class Procs:
         deliver: Callable[[Proc, list[Record]], None],
         changed: Callable[[Iterable[Decision]], None],
         gone: Callable[[Proc], None],
-        send_log: Callable[[dict[str, Any]], None],
+        send_log: Callable[[dict[str, Any], bytes], None],
     ) -> None:
         self.host = host
         self.by_id: dict[str, Proc] = {}
