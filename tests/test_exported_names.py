@@ -45,3 +45,8 @@ def test_every_exported_name_exists_once_and_is_listed(module: str) -> None:
     missing = [name for name in face.__all__ if not hasattr(face, name)]
     assert missing == []
     assert set(face.__all__) <= set(dir(face))
+
+
+def test_the_actor_face_shows_its_public_names_and_no_others() -> None:
+    face = importlib.import_module("monarch_kernel.actor")
+    assert dir(face) == sorted(face.__all__)

@@ -21,6 +21,7 @@ from ._accumulator import Accumulator
 from ._bootstrap import BootstrapCommand, default_bootstrap_cmd
 from ._context import Context, Instance, context, current_actor_name, current_rank, current_size
 from ._controllers import get_or_spawn_controller
+from ._debug_controller import debug_controller
 from ._endpoint import Actor, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from ._future import Future
 from ._hosts import HostMesh, shutdown_context, this_host
@@ -68,6 +69,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
     "endpoint",
     "get_meter",
@@ -85,3 +87,7 @@ __all__ = [
     "traced",
     "unhandled_fault_hook",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

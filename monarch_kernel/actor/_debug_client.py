@@ -28,7 +28,7 @@ class Breakpoint:
         Whose actor it is.
     endpoint, function, file, line
         Where it stands: the outermost and the current function of the user's code.
-    host, pid
+    host, hostname, pid
         Where it runs.
     prompt
         The number of the prompt that it waits at; 0 while it runs.
@@ -48,11 +48,13 @@ class Breakpoint:
     pid: int
     prompt: int
     since: float
+    hostname: str = ""
 
     @classmethod
     def from_dict(cls, what: dict[str, Any]) -> Breakpoint:
         """Of what a host says."""
-        known = {"coordinates": {}, "endpoint": "", "function": "", "file": "", "line": 0, "pid": 0, "since": 0.0}
+        known = {"coordinates": {}, "endpoint": "", "function": "", "file": "", "line": 0, "pid": 0, "since": 0.0,
+                 "hostname": ""}  # fmt: skip
         return cls(**{name: what.get(name, known.get(name)) for name in cls.__dataclass_fields__})
 
     @property

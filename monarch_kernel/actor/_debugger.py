@@ -12,6 +12,7 @@ import itertools
 import os
 import pdb
 import queue
+import socket
 import sys
 import threading
 import time
@@ -239,6 +240,7 @@ class _Debugger(pdb.Pdb):
             file=code.co_filename,
             line=line,
             pid=os.getpid(),
+            hostname=socket.gethostname(),
             since=self._since,
         )
 

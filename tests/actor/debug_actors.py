@@ -7,7 +7,7 @@ import os
 import threading
 from typing import Any
 
-from monarch_kernel.actor import Actor, current_rank, endpoint
+from monarch_kernel.actor import Actor, current_rank, debug_controller, endpoint
 
 
 def helper(number: int) -> int:
@@ -92,3 +92,9 @@ class StopsAsync(Actor):
     @endpoint
     async def ping(self) -> Any:
         return os.getpid()
+
+
+class Asks(Actor):
+    @endpoint
+    async def standing(self) -> list[Any]:
+        return await debug_controller().list.call_one(print_output=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bdb
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +14,9 @@ from typing import Any
 import debug_actors
 import pytest
 
-from monarch_kernel.actor import ActorError
+from monarch_kernel.actor import ActorError, debug_controller
 from monarch_kernel.actor._debug_client import Breakpoint, Debugger
+from monarch_kernel.actor._debug_controller import DebugSessionInfo, _table
 from monarch_kernel.errors import ActorStopped, SessionError, SupervisionError
 
 WAIT = 20.0
@@ -320,3 +322,33 @@ session.release()
         [sys.executable, "-c", again], env=env, check=True, timeout=60, capture_output=True, text=True
     )
     assert done.stdout.splitlines()[0] == "stops 0 42"
+
+
+def test_the_debug_controller_knows_them_as_in_monarch(
+    stops: Any, one: Any, debugger: Debugger, at: Callable[..., list[Breakpoint]]
+) -> None:
+    controller = debug_controller()
+    assert controller.list.call_one(print_output=False).get(timeout=WAIT) == []
+    waits = controller.wait_pending_session.call_one()
+    with pytest.raises(TimeoutError):
+        waits.get(timeout=0.5)
+    called = stops.work.call(1)
+    waits.get(timeout=WAIT)
+    at(4)
+    found = controller.list.call_one(print_output=False).get(timeout=WAIT)
+    assert [(info.actor_name, info.rank, info.coords) for info in found] == [
+        ("stops", 2 * h + g, {"hosts": h, "gpus": g}) for h in range(2) for g in range(2)
+    ]
+    assert {(info.function, info.hostname) for info in found} == {("Stops.work", socket.gethostname())}
+    # From an actor of any process it is the same one.
+    asks = one.spawn("asks", debug_actors.Asks)
+    assert asks.standing.call_one().get(timeout=WAIT) == found
+    debugger.resume()
+    called.get(timeout=WAIT)
+
+
+def test_the_debug_controller_prints_a_table() -> None:
+    info = DebugSessionInfo("trainers", 12, {"gpus": 12}, "node-7", "Trainer.step", 33)
+    lines = _table([info]).splitlines()
+    assert lines[0].split() == ["Actor", "Name", "Rank", "Coords", "Hostname", "Function", "Line", "No."]
+    assert lines[1].split() == ["trainers", "12", "{'gpus':", "12}", "node-7", "Trainer.step", "33"]
