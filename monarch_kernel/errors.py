@@ -122,6 +122,14 @@ class ActorError(MonarchError):
         Which call failed on which rank, and the remote traceback.
     exception_formatted
         The remote traceback alone.
+
+    Examples
+    --------
+    >>> try:
+    ...     trainers.step.call(batch).get()
+    ... except ActorError as error:
+    ...     print(error.mesh, error.rank, type(error.exception))    # doctest: +SKIP
+    trainers 3 <class 'ValueError'>
     """
 
     def __init__(
@@ -143,7 +151,18 @@ class ActorError(MonarchError):
 
 
 class SupervisionError(MonarchError, RuntimeError):
-    """The receiver of a call cannot answer: it is dead, failed, stopped or out of reach."""
+    """The receiver of a call cannot answer: it is dead, failed, stopped or out of reach.
+
+    A `RuntimeError`. ``mesh``, ``rank`` and ``host`` say who; its subclasses say why.
+
+    Examples
+    --------
+    >>> try:
+    ...     trainers.step.call(batch).get()
+    ... except SupervisionError as error:
+    ...     print(error.mesh, error.rank)                           # doctest: +SKIP
+    trainers 3
+    """
 
 
 class ProcDied(SupervisionError):

@@ -64,6 +64,14 @@ class Instance:
     --------
     >>> context().actor_instance
     <root>
+    >>> class Watcher(Actor):
+    ...     @endpoint
+    ...     def leave(self, failed: bool) -> None:
+    ...         me = context().actor_instance
+    ...         if failed:
+    ...             me.abort("nothing left to watch")      # me.kill(...) says killed in its place
+    ...         else:
+    ...             me.stop("done")
     """
 
     rank: Point
@@ -139,7 +147,20 @@ class Instance:
 
 @dataclass(frozen=True)
 class Context:
-    """What `context` returns: the actor, and its rank in the message being handled."""
+    """What `context` returns.
+
+    Attributes
+    ----------
+    actor_instance
+        The running actor; outside of actors, the client.
+    message_rank
+        Its rank in the mesh, or slice, that the message being handled was sent to.
+
+    Examples
+    --------
+    >>> context().actor_instance.name, context().message_rank
+    ('root', {})
+    """
 
     actor_instance: Instance
     message_rank: Point
@@ -179,7 +200,7 @@ def context() -> Context:
     Examples
     --------
     >>> context().message_rank
-    Point(0, {})
+    {}
     """
     here = _current.get()
     return here if here is not None else _client_context()

@@ -113,6 +113,25 @@ def endpoint(
         escapes it stops the actor.
     instrument
         Accepted for Monarch's sake.
+
+    Raises
+    ------
+    TypeError
+        It is put on something that is no method, or on an endpoint.
+
+    Examples
+    --------
+    >>> class Counter(Actor):
+    ...     def __init__(self, start: int) -> None:
+    ...         self.count = start
+    ...     @endpoint
+    ...     def add(self, amount: int) -> int:
+    ...         self.count += amount
+    ...         return self.count
+    ...     @endpoint(explicit_response_port=True)
+    ...     def add_slowly(self, port: Port[int], amount: int) -> None:
+    ...         self.count += amount
+    ...         port.send(self.count)
     """
     del propagate
 
@@ -209,7 +228,7 @@ class PlainMethod:
 
 
 def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
-    """Call a method that is not marked as an endpoint as if it were: ``as_endpoint(mesh.method).call(...)``.
+    """Call a method that is not marked as an endpoint as if it were one.
 
     It needs the actor's class: on a mesh that was spawned here, or whose class is in an imported module.
 
@@ -228,6 +247,10 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_respons
     ------
     ValueError
         It is no such method.
+
+    Examples
+    --------
+    >>> as_endpoint(trainers.evaluate).call(batch).get()        # doctest: +SKIP
     """
     del propagate
     if not isinstance(not_an_endpoint, PlainMethod):
@@ -377,12 +400,38 @@ def binder(signature: str) -> Binder:
     return Binder(signature)
 
 
+class _Doc:
+    """What `help` and ``?`` say: of the class its own docstring, of an endpoint its method's, with the signature."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+
+    def __get__(self, instance: Endpoint[..., Any] | None, owner: type | None = None) -> str | None:
+        if instance is None:
+            return self._text
+        record = instance._record
+        return f"{record.name}{record.signature}\n\n{record.doc}"
+
+
 class Endpoint(Generic[P, R]):
     """An endpoint of a mesh: the adverbs say how to call it.
 
-    Every call starts at once; arguments are pickled, and checked against the signature, before it returns.
+    Every call starts at once; arguments are pickled, and checked against the signature, before it returns. An exception
+    of the endpoint reaches the caller as an `ActorError`, an actor that cannot answer as a `SupervisionError`: both are
+    raised by whoever waits.
+
+    Examples
+    --------
+    >>> trainers.step.call(batch).get().values()                    # doctest: +SKIP
+    [0.5, 0.25]
+    >>> trainers.slice(gpus=0).step.call_one(batch).get()           # doctest: +SKIP
+    0.5
+    >>> trainers.sample.choose().get()                              # doctest: +SKIP
+    >>> [future.get() for future in trainers.step.stream(batch)]    # doctest: +SKIP
+    >>> trainers.log.broadcast("epoch 1")                           # doctest: +SKIP
     """
 
+    __doc__ = _Doc(__doc__)
     __slots__ = ("_binder", "_heads", "_hosts", "_mesh", "_record")
 
     def __init__(self, mesh: ActorMesh[Any], record: EndpointRecord) -> None:
@@ -465,10 +514,6 @@ class Endpoint(Generic[P, R]):
 
     def __reduce__(self) -> Any:
         raise TypeError(f"an endpoint cannot be sent; send the mesh and call .{self._record.name} on it there")
-
-    @property
-    def __doc__(self) -> str:  # type: ignore[override]
-        return f"{self._record.name}{self._record.signature}\n\n{self._record.doc}"
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh.name}.{self._record.name}{self._record.signature} of {len(self._mesh)} actors>"

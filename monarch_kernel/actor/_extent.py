@@ -183,7 +183,11 @@ class Point(Mapping[str, int]):
         return self._extent
 
     def size(self, label: str) -> int:
-        """Size of the dimension `label`."""
+        """Size of the dimension `label`; KeyError for one that is not there.
+
+        >>> Point(5, Extent(["hosts", "gpus"], [2, 4])).size("gpus")
+        4
+        """
         return self._extent[label]
 
     def __getitem__(self, label: str) -> int:

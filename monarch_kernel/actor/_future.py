@@ -50,6 +50,7 @@ class Future(Generic[R]):
     >>> future = trainers.step.call(batch)          # doctest: +SKIP
     >>> losses = future.get(timeout=60)             # doctest: +SKIP
     >>> losses = await trainers.step.call(batch)    # doctest: +SKIP
+    >>> future.result(), future.exception(60)       # doctest: +SKIP
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_done", "_error", "_made", "_make", "_value")

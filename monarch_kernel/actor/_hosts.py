@@ -65,6 +65,10 @@ class HostMesh(MeshTrait):
         ----------
         exclusive
             The devices of the new processes are given to no other mesh while they live.
+
+        Examples
+        --------
+        >>> procs = this_host().options(exclusive=True).spawn_procs(per_host={"gpus": 4})       # doctest: +SKIP
         """
         return self._like(self._covered, {**self._opts, "exclusive": exclusive})
 

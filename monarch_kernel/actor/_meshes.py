@@ -185,6 +185,10 @@ class ProcMesh(Mesh):
         ----------
         wait
             In a notebook, whether the cell waits for the constructors, and fails when one does.
+
+        Examples
+        --------
+        >>> trainers = procs.options(wait=False).spawn("trainers", Trainer, lr=1e-3)        # doctest: +SKIP
         """
         return ProcMesh(self._handle, self._covered, {"wait": wait})
 

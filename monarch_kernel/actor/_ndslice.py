@@ -35,6 +35,14 @@ class NDSlice:
     ------
     ValueError
         If sizes and strides differ in length, one is negative, or two index tuples could name the same number.
+
+    Examples
+    --------
+    >>> columns = NDSlice(offset=1, sizes=[2, 2], strides=[4, 2])
+    >>> list(columns), columns.nditem((1, 0)), columns.coordinates(5), columns.index(5)
+    ([1, 3, 5, 7], 5, [1, 0], 2)
+    >>> list(NDSlice.new_row_major([2, 2]))
+    [0, 1, 2, 3]
     """
 
     __slots__ = ("_dense", "_nelements", "_sizes", "_strides", "offset")
@@ -132,7 +140,7 @@ class NDSlice:
         return found
 
     def nditem(self, coordinates: Sequence[int]) -> int:
-        """The number at the given index in each dimension."""
+        """The number at the given index in each dimension; IndexError for an index that is not there."""
         if len(coordinates) != len(self._sizes):
             raise ValueError(f"{len(coordinates)} coordinates for {len(self._sizes)} dimensions")
         number = self.offset
@@ -143,7 +151,7 @@ class NDSlice:
         return number
 
     def coordinates(self, number: int) -> list[int]:
-        """Index in each dimension of `number`; the inverse of `nditem`."""
+        """Index in each dimension of `number`; the inverse of `nditem`. ValueError for one it does not take."""
         left, found = number - self.offset, [0] * len(self._sizes)
         # The larger strides first: what the smaller ones reach together is less than one step of a larger one.
         order = range(len(found)) if self._dense else sorted(range(len(found)), key=lambda dim: -self._strides[dim])
@@ -155,7 +163,7 @@ class NDSlice:
         return found
 
     def index(self, number: int) -> int:
-        """Position of `number` among `numbers()`."""
+        """Position of `number` among `numbers()`; ValueError for one it does not take."""
         if self._dense and 0 <= number - self.offset < self._nelements:
             return number - self.offset
         position = 0

@@ -31,6 +31,12 @@ class Port(Generic[R]):
 
     It can be kept, and sent to other actors. Made by `Channel.open` or given to an endpoint, never by hand. What is
     sent to a port whose receiver is gone is dropped.
+
+    Examples
+    --------
+    >>> port, receiver = Channel[int].open()                        # doctest: +SKIP
+    >>> port.send(1)                                                # doctest: +SKIP
+    >>> port.exception(ValueError("no more"))                       # doctest: +SKIP
     """
 
     __slots__ = ("__weakref__",)
@@ -277,7 +283,14 @@ class PortedCall(Call):
 
 
 class PortReceiver(Generic[R]):
-    """The end of a channel that messages come out of, in the process that opened it."""
+    """The end of a channel that messages come out of, in the process that opened it.
+
+    Examples
+    --------
+    >>> port, receiver = Channel[int].open()                        # doctest: +SKIP
+    >>> receiver.recv().get(timeout=60)                             # doctest: +SKIP
+    1
+    """
 
     __slots__ = ("_box", "_ranked")
 
@@ -326,6 +339,14 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[R], PortReceiver[tuple[int, R]]]:
-        """The same, with a receiver of ``(rank, value)``, see `PortReceiver.ranked`."""
+        """The same, with a receiver of ``(rank, value)``, see `PortReceiver.ranked`.
+
+        Examples
+        --------
+        >>> port, receiver = Channel[int].open_ranked()             # doctest: +SKIP
+        >>> send(trainers.step, (batch,), {}, port)                 # doctest: +SKIP
+        >>> receiver.recv().get(timeout=60)                         # doctest: +SKIP
+        (3, 0.5)
+        """
         port, receiver = Channel[R].open(once)
         return port, receiver.ranked()

@@ -26,6 +26,17 @@ class Region:
     Notes
     -----
     A *rank of the box* is what the mesh was spawned with; a *position* is the rank within this region, from 0.
+
+    Examples
+    --------
+    >>> box = Region.row_major(["hosts", "gpus"], [2, 4])
+    >>> part = box.sliced(gpus=slice(1, 3))
+    >>> part.ranks(), part.rank_at(2), part.position_of(5), part.point(2), part.point_of_base_rank(5)
+    ([1, 2, 5, 6], 5, 2, {'hosts': 1/2, 'gpus': 0/2}, {'hosts': 1/2, 'gpus': 0/2})
+    >>> box.flattened("rank").extent, box.renamed({"gpus": "g"}).extent
+    ({rank: 8}, {hosts: 2, g: 4})
+    >>> box.split({"gpus": ("dp", "tp"), "tp": 2}).extent
+    {hosts: 2, dp: 2, tp: 2}
     """
 
     __slots__ = ("_extent", "_labels", "_slice")
@@ -332,7 +343,11 @@ class Shape:
         return self._region.sliced({label: part}).as_shape()
 
     def index(self, **indices: SupportsIndex) -> Shape:
-        """Take one index of each dimension named."""
+        """Take one index of each dimension named; the dimensions go.
+
+        >>> Shape(["hosts", "gpus"], NDSlice.new_row_major([2, 4])).index(hosts=1, gpus=2).ranks()
+        [6]
+        """
         return self._region.sliced({label: operator.index(index) for label, index in indices.items()}).as_shape()
 
     def ranks(self) -> list[int]:
@@ -340,7 +355,11 @@ class Shape:
         return list(self._region.ranks())
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Index of `rank` in each dimension; ValueError for a rank it does not take."""
+        """Index of `rank` in each dimension; ValueError for a rank it does not take.
+
+        >>> Shape(["hosts", "gpus"], NDSlice.new_row_major([2, 4])).coordinates(5)
+        {'hosts': 1, 'gpus': 1}
+        """
         return dict(zip(self._region._labels, self._region._slice.coordinates(rank), strict=True))
 
     def __len__(self) -> int:

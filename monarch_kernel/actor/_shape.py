@@ -88,6 +88,13 @@ class MeshTrait:
             For an index that is negative or too large.
         ValueError
             For a slice that takes nothing, or runs backwards.
+
+        Examples
+        --------
+        >>> from monarch_kernel.actor import ValueMesh
+        >>> mesh = ValueMesh(Extent(["hosts", "gpus"], [2, 3]), "abcdef")
+        >>> mesh.slice(hosts=1).values(), mesh.slice(gpus=slice(0, 3, 2)).values()
+        (['d', 'e', 'f'], ['a', 'c', 'd', 'f'])
         """
         return self._with_region(self._region.sliced(dims))
 
@@ -98,11 +105,17 @@ class MeshTrait:
         ------
         ValueError
             If the ranks are not consecutive, as in a slice of an inner dimension.
+
+        Examples
+        --------
+        >>> from monarch_kernel.actor import ValueMesh
+        >>> ValueMesh(Extent(["hosts", "gpus"], [2, 3]), "abcdef").flatten("rank").extent
+        {rank: 6}
         """
         return self._with_region(self._region.flattened(name))
 
     def split(self: _Mesh, **dims: Any) -> _Mesh:
-        """Divide dimensions: ``mesh.split(gpus=("dp", "tp"), tp=2)``.
+        """Divide dimensions into several of new names.
 
         Parameters
         ----------
@@ -115,15 +128,46 @@ class MeshTrait:
         ValueError
             If the sizes do not multiply to that of the dimension, more than one is missing, one belongs to nothing,
             or a name would stand twice.
+
+        Examples
+        --------
+        >>> from monarch_kernel.actor import ValueMesh
+        >>> ValueMesh(Extent(["gpus"], [6]), "abcdef").split(gpus=("dp", "tp"), tp=2).extent
+        {dp: 3, tp: 2}
         """
         return self._with_region(self._region.split(dims))
 
     def rename(self: _Mesh, **names: str) -> _Mesh:
-        """Give dimensions other names: ``mesh.rename(gpus="tp")``. ValueError for one that is not there or taken."""
+        """Give dimensions other names.
+
+        Raises
+        ------
+        ValueError
+            For a dimension that is not there, or a name that is taken.
+
+        Examples
+        --------
+        >>> from monarch_kernel.actor import ValueMesh
+        >>> ValueMesh(Extent(["gpus"], [2]), "ab").rename(gpus="tp").extent
+        {tp: 2}
+        """
         return self._with_region(self._region.renamed(names))
 
     def size(self, dim: str | Iterable[str] | None = None) -> int:
-        """How many ranks there are along `dim`, along several together, or (None) in all. KeyError for an unknown."""
+        """How many ranks there are along `dim`, along several together, or (None) in all.
+
+        Raises
+        ------
+        KeyError
+            For a dimension that is not there.
+
+        Examples
+        --------
+        >>> from monarch_kernel.actor import ValueMesh
+        >>> mesh = ValueMesh(Extent(["hosts", "gpus"], [2, 3]), "abcdef")
+        >>> mesh.size(), mesh.size("gpus"), mesh.size(["hosts", "gpus"])
+        (6, 3, 6)
+        """
         region = self._region
         if dim is None:
             return len(region)

@@ -48,7 +48,11 @@ class MeshFailure:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MeshFailure:
-        """Read what `to_dict` wrote; unknown keys are ignored."""
+        """Read what `to_dict` wrote; unknown keys are ignored.
+
+        >>> MeshFailure.from_dict({"mesh_name": "trainers", "ranks": [1], "text": "killed"}).report()
+        'killed'
+        """
         return cls(str(data["mesh_name"]), tuple(data["ranks"]), str(data["text"]))
 
     def __str__(self) -> str:

@@ -51,7 +51,18 @@ class ValueMesh(MeshTrait, Generic[T]):
 
     @classmethod
     def from_indexed(cls, shape: Shape | Region | Extent, indexed: Iterable[tuple[SupportsIndex, T]]) -> ValueMesh[T]:
-        """Make one from (rank, value) pairs in any order, each rank of `shape` counted from 0; ValueError for a gap."""
+        """Make one from (rank, value) pairs in any order, each rank of `shape` counted from 0.
+
+        Raises
+        ------
+        ValueError
+            A rank has no value, or there is no such rank.
+
+        Examples
+        --------
+        >>> ValueMesh.from_indexed(Extent(["gpus"], [2]), [(1, "b"), (0, "a")]).values()
+        ['a', 'b']
+        """
         region = shape if isinstance(shape, Region) else shape.region
         found = {rank.__index__(): value for rank, value in indexed}
         wanted = range(len(region))
@@ -88,7 +99,11 @@ class ValueMesh(MeshTrait, Generic[T]):
         return self._values[region.position_of(one.offset)]
 
     def get(self, rank: SupportsIndex) -> T:
-        """The value of the rank-th member, counted from 0; ValueError outside."""
+        """The value of the rank-th member, counted from 0; ValueError outside.
+
+        >>> ValueMesh(Extent(["gpus"], [2]), "ab").get(1)
+        'b'
+        """
         number = rank.__index__()
         if not 0 <= number < len(self._values):
             raise ValueError(f"rank {number} is out of range: {self.extent} has {len(self._values)} ranks")
