@@ -48,7 +48,7 @@ class Controllers(Actor):
     def __supervise__(self, failure: Any) -> bool:
         """A controller failed: whoever asks for it next is told. The others are none the worse."""
         for name, (_, mesh) in self._made.items():
-            if failure.mesh_name == mesh.name:
+            if failure.mesh_name == mesh._handle.name:
                 self._failed.setdefault(name, str(failure))
                 return True
         return False

@@ -209,7 +209,7 @@ class PlainMethod:
     def _text(self) -> str:
         return (
             f"{self._mesh._handle.record.qualname}.{self._name} is no endpoint: mark the method with @endpoint to call "
-            f"it from outside, or wrap it: as_endpoint({self._mesh.name}.{self._name}).call(...)"
+            f"it from outside, or wrap it: as_endpoint({self._mesh._handle.name}.{self._name}).call(...)"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +224,7 @@ class PlainMethod:
         raise TypeError(self._text())
 
     def __repr__(self) -> str:
-        return f"<method {self._mesh.name}.{self._name}, no endpoint>"
+        return f"<method {self._mesh._handle.name}.{self._name}, no endpoint>"
 
 
 def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
@@ -276,10 +276,8 @@ def _imported(module: str, qualname: str) -> type | None:
     return found if isinstance(found, type) and issubclass(found, Actor) else None
 
 
-RESERVED = frozenset(
-    {"stop", "slice", "flatten", "split", "rename", "size", "sizes", "extent", "initialized", "name", "options",
-     "reload", "restart", "ranks", "host_mesh", "proc_mesh"}
-)  # fmt: skip
+RESERVED = frozenset({"stop", "slice", "flatten", "split", "rename", "size", "sizes", "extent", "initialized"})
+"""What an endpoint may not be called: the names that Monarch's meshes of actors have, and no more."""
 
 
 def endpoints_of(cls: type) -> list[EndpointRecord]:
@@ -450,7 +448,8 @@ class Endpoint(Generic[P, R]):
         size = len(self._mesh)
         if size != 1:
             raise ValueError(
-                f"call_one is for a mesh of one actor; {self._mesh.name} has {size}: slice it first, or use call"
+                f"call_one is for a mesh of one actor; {self._mesh._handle.name} has {size}: slice it first, "
+                "or use call"
             )
         return self._send(SingleCall, args, kwargs).future
 
@@ -508,7 +507,7 @@ class Endpoint(Generic[P, R]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
-            f"an endpoint of a mesh is called with an adverb: {self._mesh.name}.{self._record.name}.call(...), "
+            f"an endpoint of a mesh is called with an adverb: {self._mesh._handle.name}.{self._record.name}.call(...), "
             ".call_one, .choose, .stream or .broadcast"
         )
 
@@ -516,7 +515,8 @@ class Endpoint(Generic[P, R]):
         raise TypeError(f"an endpoint cannot be sent; send the mesh and call .{self._record.name} on it there")
 
     def __repr__(self) -> str:
-        return f"<endpoint {self._mesh.name}.{self._record.name}{self._record.signature} of {len(self._mesh)} actors>"
+        name, record = self._mesh._handle.name, self._record
+        return f"<endpoint {name}.{record.name}{record.signature} of {len(self._mesh)} actors>"
 
 
 def send(

@@ -54,28 +54,27 @@ class Mesh(MeshTrait):
         """The mesh's name."""
         return self._handle.name
 
-    @property
-    def initialized(self) -> Future[bool]:
-        """Done once the mesh is spawned, or failed with the reason. Constructors may still run."""
+    def _initialized(self, value: Any) -> Future[Any]:
+        """A future of `value` once the mesh is spawned."""
         ready = self._handle.ready
         if ready is None:
-            return resolved(True)
-        future: Future[bool] = Future()
+            return resolved(value)
+        future: Future[Any] = Future()
 
-        def answer() -> bool:
+        def answer() -> Any:
             ready.get()
-            return True
+            return value
 
         ready._when_done(lambda: future._resolve(answer))
         return future
 
     def _owned(self, what: str) -> None:
         if self._covered != self._handle.region:
-            raise NotOwner(f"{what} works on a whole mesh, not on a slice of one: {self!r}", mesh=self.name)
+            raise NotOwner(f"{what} works on a whole mesh, not on a slice of one: {self!r}", mesh=self._handle.name)
         if not self._handle.runtime.owns(self._handle):
             raise NotOwner(
                 f"{what} is for who spawned the mesh, and {self!r} was spawned by somebody else: ask the owner",
-                mesh=self.name,
+                mesh=self._handle.name,
             )
 
     def __reduce__(self) -> Any:
@@ -136,6 +135,16 @@ class ActorMesh(Mesh, Generic[A]):
         hint = f"; did you mean {near[0]}?" if near else ""
         raise AttributeError(f"{cls} has no endpoint {name!r} (its endpoints: {known}){hint}")
 
+    @property
+    def name(self) -> Any:
+        """The mesh's name; where its actors have an endpoint that is called so, that endpoint, as any other."""
+        return self.__getattr__("name") if "name" in self._handle.endpoints else self._handle.name
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done once the mesh is spawned, or failed with the reason. Constructors may still run."""
+        return self._initialized(None)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._handle.endpoints]
 
@@ -166,7 +175,7 @@ class ActorMesh(Mesh, Generic[A]):
         return self._handle.runtime.stop(self._handle, reason)
 
     def __repr__(self) -> str:
-        return f"<{self._handle.record.qualname} actors {self.name!r} {self.extent!r}>"
+        return f"<{self._handle.record.qualname} actors {self._handle.name!r} {self.extent!r}>"
 
 
 class ProcMesh(Mesh):
@@ -302,6 +311,11 @@ class ProcMesh(Mesh):
         return LoggingManager(self._handle)
 
     @property
+    def initialized(self) -> Future[bool]:
+        """Done (True) once the processes are there, or failed with the reason."""
+        return self._initialized(True)
+
+    @property
     def host_mesh(self) -> HostMesh:
         """The host of a mesh of processes that lives on one.
 
@@ -335,7 +349,7 @@ class ProcMesh(Mesh):
             )
 
     def __repr__(self) -> str:
-        return f"<processes {self.name!r} {self.extent!r}>"
+        return f"<processes {self._handle.name!r} {self.extent!r}>"
 
 
 def this_proc() -> ProcMesh:

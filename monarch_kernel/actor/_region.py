@@ -292,7 +292,7 @@ class Shape:
     ----------
     labels
         Names of the dimensions.
-    ndslice
+    slice
         Which ranks it takes.
 
     Examples
@@ -304,8 +304,8 @@ class Shape:
 
     __slots__ = ("_region",)
 
-    def __init__(self, labels: Iterable[str], ndslice: NDSlice) -> None:
-        self._region = Region(labels, ndslice)
+    def __init__(self, labels: Iterable[str], slice: NDSlice) -> None:  # noqa: A002  # Monarch's name
+        self._region = Region(labels, slice)
 
     @classmethod
     def unity(cls) -> Shape:

@@ -224,7 +224,7 @@ class ReRuns:
         for name in names:
             self._ip.user_ns[name] = mesh
         holds = f"; the variable {', '.join(names)} holds it again" if names else ""
-        self._notes.append(f"the {mesh.name} from before is as it was{holds}")
+        self._notes.append(f"the {handle.name} from before is as it was{holds}")
 
     def _handle(self, mesh: int) -> Handle | None:
         """The handle of a mesh that is live or on its way."""

@@ -368,7 +368,7 @@ def test_a_shape_answers_as_monarch_does() -> None:
     assert shape.labels == ["h", "g"]
     assert (shape.ndslice.offset, shape.ndslice.sizes, shape.ndslice.strides) == (0, [2, 4], [4, 1])
     assert shape.ranks() == list(range(8))
-    assert shape.at("h", 1) == Shape(["g"], NDSlice(offset=4, sizes=[4], strides=[1]))
+    assert shape.at("h", 1) == Shape(labels=["g"], slice=NDSlice(offset=4, sizes=[4], strides=[1]))
     assert shape.select("h", slice(0, 1)).ranks() == [0, 1, 2, 3]
     assert shape.index(h=1, g=1).ranks() == [5]
     assert shape.coordinates(5) == {"h": 1, "g": 1}

@@ -39,7 +39,7 @@ def test_spawning_returns_at_once_and_calls_wait(session):
     assert not answer.done()
     assert list(answer.get(timeout=WAIT).values()) == [2, 2]
     assert procs.initialized.get(timeout=WAIT) is True
-    assert mesh.initialized.get(timeout=WAIT) is True
+    assert mesh.initialized.get(timeout=WAIT) is None
     procs.stop().get(timeout=WAIT)
 
 
@@ -103,6 +103,17 @@ def test_endpoints_named_like_what_every_mesh_has_are_refused(procs):
         cls = type("Clash", (ma.Actor,), {name: ma.endpoint(lambda self: None)})
         with pytest.raises(ValueError, match=f"every mesh has {name}"):
             procs.spawn("clash", cls)
+
+
+def test_endpoints_may_have_names_that_only_we_use(procs):
+    names = ("name", "options", "restart", "reload", "ranks", "host_mesh", "proc_mesh")
+    made = {name: ma.endpoint(lambda self, name=name: f"my own {name}") for name in names}
+    mesh = procs.spawn("theirs", type("Theirs", (ma.Actor,), made))
+    for name in names:
+        assert set(getattr(mesh, name).call().get(timeout=WAIT).values()) == {f"my own {name}"}
+    assert mesh.slice(gpus=0, hosts=0).name.call_one().get(timeout=WAIT) == "my own name"
+    assert "theirs" in repr(mesh)
+    mesh.stop().get(timeout=WAIT)
 
 
 def test_a_constructor_that_raises_fails_every_call_with_its_own_error(procs):
