@@ -30,10 +30,12 @@ from ._lent import attach_to_workers, run_worker_loop_forever, run_worker_loop_u
 from ._meshes import ActorMesh, ProcMesh, this_proc
 from ._mock import patch_actor
 from ._ports import Channel, Port, PortReceiver
+from ._reach import attach, enable_transport
 from ._returns import returns_future
 from ._shape import Extent, NDSlice, Point, Region, Shape
 from ._supervision import MeshFailure, unhandled_fault_hook
 from ._telemetry import get_meter, span, traced
+from ._transport import ChannelTransport
 from ._valuemesh import ValueMesh
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "ActorMesh",
     "BootstrapCommand",
     "Channel",
+    "ChannelTransport",
     "Context",
     "Endpoint",
     "Extent",
@@ -62,6 +65,7 @@ __all__ = [
     "Uid",
     "ValueMesh",
     "as_endpoint",
+    "attach",
     "attach_to_workers",
     "concurrent_endpoint",
     "config",
@@ -71,6 +75,7 @@ __all__ = [
     "current_size",
     "debug_controller",
     "default_bootstrap_cmd",
+    "enable_transport",
     "endpoint",
     "get_meter",
     "get_or_spawn_controller",

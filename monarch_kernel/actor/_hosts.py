@@ -100,6 +100,11 @@ class HostMesh(MeshTrait):
         return resolved(True)
 
     @property
+    def region(self) -> Region:
+        """Which hosts of the session these are."""
+        return self._covered
+
+    @property
     def is_fake_in_process(self) -> bool:
         """Always False: processes are processes here."""
         return False

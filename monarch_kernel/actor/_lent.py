@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import MonarchError, SessionEnded, SessionError, SpawnError
+from ..errors import MonarchError, NotOwner, SessionEnded, SpawnError
 from ..protocol.workers import WorkerAddress, parse_worker_address, secret_of
 from ._context import context
 from ._future import Future
@@ -104,11 +104,9 @@ class LentHosts(HostMesh):
 
     def _owned(self, what: str) -> None:
         if self._lent.hosts != range(*self._ranks()):
-            raise SessionError(
-                f"cannot {what} `HostMesh` that is a reference instead of owned: {self!r} is a part of one"
-            )
+            raise NotOwner(f"cannot {what} `HostMesh` that is a reference instead of owned: {self!r} is a part of one")
         if context().actor_instance.mesh:
-            raise SessionError(f"cannot {what} `HostMesh` that is a reference instead of owned: it is the client's")
+            raise NotOwner(f"cannot {what} `HostMesh` that is a reference instead of owned: it is the client's")
 
     def _ranks(self) -> tuple[int, int]:
         ranks = self._covered.ranks()

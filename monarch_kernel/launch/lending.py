@@ -6,7 +6,6 @@ Each session that joins gets a host of its own here, a keeper and a daemon as an
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import secrets
@@ -76,6 +75,7 @@ class WorkerLoop:
         self._lock = threading.Lock()
         self._callers = threading.BoundedSemaphore(_MOST_CALLERS)
         self._listener: socket.socket | None = None
+        self._kept: set[socket.socket] = set()
         self._wake, self._woken = socket.socketpair()
 
     def bind(self) -> None:
@@ -113,6 +113,9 @@ class WorkerLoop:
         if self.address.kind == "ipc" and not self.address.host.startswith("\0"):
             with contextlib.suppress(OSError):
                 os.unlink(self.address.host)
+        for caller in list(self._kept):
+            with contextlib.suppress(OSError):
+                caller.shutdown(socket.SHUT_RDWR)
         with self._lock:
             for file, _ in self._hosts.values():
                 _end(file)
@@ -121,6 +124,7 @@ class WorkerLoop:
     # -- one caller
 
     def _talk(self, caller: socket.socket) -> None:
+        self._kept.add(caller)
         try:
             with caller:
                 caller.settimeout(GREETING)
@@ -136,19 +140,19 @@ class WorkerLoop:
                 if not check_proof(_read(caller, _SHORT).get("proof"), self._secret, "client", theirs, mine):
                     caller.sendall(encoded(_refusal(AccessRefused("the caller does not know the worker's secret"))))
                     return
-                asked = _read(caller, LONGEST)
-                caller.settimeout(None)
-                answer = self._answer(asked)
-                if caller.family != socket.AF_UNIX:
-                    answer["you"] = caller.getpeername()[0]
-                caller.settimeout(GREETING)
-                caller.sendall(encoded(answer))
-                if asked.get("do") == "shutdown":
-                    self.stop()
+                while True:  # a client may keep the connection, and say nothing for long
+                    caller.settimeout(None)
+                    asked = _read(caller, LONGEST)
+                    answer = self._answer(asked)
+                    caller.settimeout(GREETING)
+                    caller.sendall(encoded(answer))
+                    if asked.get("do") == "shutdown":
+                        self.stop()
         except (OSError, ValueError):  # it is none of us, or it went away
             pass
         finally:
             self._callers.release()
+            self._kept.discard(caller)
 
     def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -223,9 +227,7 @@ class WorkerLoop:
             port = 0
             if tcp:
                 with KeeperClient(member.keeper_socket) as keeper:
-                    port = json.loads(keeper.get("listen") or b"{}").get(document_listen(document), 0)
-                if not port:
-                    raise LaunchError(f"its daemon cannot listen at {document_listen(document)}")
+                    port = int(keeper.get("listen") or 0)
         except BaseException:
             _end(file)
             _tidy(start.rundir(index))
@@ -248,11 +250,6 @@ class WorkerLoop:
         if found is not None:
             _end(found[0])
         return {}
-
-
-def document_listen(document: dict[str, Any]) -> str:
-    """At which address of the machine the daemon of a keeper's document listens over TCP."""
-    return str(json.loads(document["blobs"]["config"])["listen"])
 
 
 def _end(file: SessionFile) -> None:

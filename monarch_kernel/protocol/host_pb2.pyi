@@ -303,7 +303,7 @@ class LogReply(_message.Message):
     def __init__(self) -> None: ...
 
 class HostsRequest(_message.Message):
-    __slots__ = ("addresses", "listen")
+    __slots__ = ("addresses",)
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -312,16 +312,12 @@ class HostsRequest(_message.Message):
         value: str
         def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    LISTEN_FIELD_NUMBER: _ClassVar[int]
     addresses: _containers.ScalarMap[int, str]
-    listen: str
-    def __init__(self, addresses: _Optional[_Mapping[int, str]] = ..., listen: _Optional[str] = ...) -> None: ...
+    def __init__(self, addresses: _Optional[_Mapping[int, str]] = ...) -> None: ...
 
 class HostsReply(_message.Message):
-    __slots__ = ("port",)
-    PORT_FIELD_NUMBER: _ClassVar[int]
-    port: int
-    def __init__(self, port: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DebugRequest(_message.Message):
     __slots__ = ("mesh", "rank", "line", "wait", "here", "prompt")

@@ -73,9 +73,6 @@ class Member:
         0 where the keeper is on another machine.
     worker
         The address of the worker loop that lends the host; empty for one that the session was started with.
-    sees, binds
-        For a host that is reached over TCP: by which address it reaches the session's own machine, and at which one
-        the hosts there listen for it.
     """
 
     index: int
@@ -85,8 +82,6 @@ class Member:
     keeper_start: int
     incarnation: int
     worker: str = ""
-    sees: str = ""
-    binds: str = ""
 
 
 @dataclass

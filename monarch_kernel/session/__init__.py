@@ -305,6 +305,31 @@ def growing() -> Growing:
     return Growing(_current if _current is not None and _current.over is None else start_private())
 
 
+def start_through(worker: WorkerAddress) -> None:
+    """A private session that keeps a connection to a worker loop, for `monarch_kernel.actor.attach`."""
+    with _lock:
+        if _current is not None and _current.over is None:
+            through = _current.growth.through
+            if through == str(worker):
+                return
+            if through:
+                raise SessionError(
+                    f"client is already attached through {through}, not {worker}: use a new process for another"
+                )
+            raise SessionError(
+                f"client was initialized without a remote attachment (it has session {_current.name!r}); call attach() "
+                "before anything that starts a session"
+            )
+        if known_runtime() is not None:
+            raise SessionError("an actor's process is reached by its host; attach() is for the client")
+        started = start_private()
+        try:
+            started.growth.hold(worker)
+        except BaseException:
+            started.release()
+            raise
+
+
 def worker_loop(address: WorkerAddress, secret: bytes) -> WorkerLoop:
     """A worker loop, for `run_worker_loop_forever`."""
     from ..launch.lending import WorkerLoop

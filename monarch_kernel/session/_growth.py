@@ -16,19 +16,27 @@ from ..protocol import host_pb2 as pb
 from ..protocol import statefile
 from ..protocol.statefile import Member
 from ..protocol.workers import WorkerAddress, bracketed, parse_worker_address
-from ._lender import ask
+from ._lender import Line, ask
 
 if TYPE_CHECKING:
     from ._controller import Controller
 
 ANSWERS = 15.0
 """Seconds that a host has to take note of the others."""
+DIALS = "-"
+"""In place of the address of a host that is not to be dialled, and dials."""
 THERE = 2.0
 """Seconds that a worker loop which was there has to answer: one that is not will not come."""
 
 
 class Growth:
-    """The hosts that are lent to the session of a controller."""
+    """The hosts that are lent to the session of a controller.
+
+    Attributes
+    ----------
+    through
+        The address of the worker loop to which a connection is kept; empty: to none.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -36,8 +44,16 @@ class Growth:
         self._secrets: dict[int, bytes] = {}
         self._changing = asyncio.Lock()  # of the addresses that all hosts have of each other
         self._reserving = threading.Lock()
+        self._line: Line | None = None
+        self.through = ""
 
     # -- from any thread
+
+    def hold(self, worker: WorkerAddress) -> None:
+        """Connect to a worker loop, and keep the connection for what is asked of it later."""
+        patience = _config.seconds("mesh_attach_config_timeout")
+        self._line = self._controller.io.run(Line.open(worker, b"", patience), patience + 5.0)
+        self.through = str(worker)
 
     def reserve(self, count: int) -> range:
         """Indices for so many hosts; none is ever given twice."""
@@ -93,7 +109,7 @@ class Growth:
             "private": file.name.startswith("local-"),
             "executable": sys.executable,
         }
-        there = await ask(worker, secret, words, patience)
+        there = await self._ask(worker, secret, words, patience)
         self._secrets[index] = secret
         mine = [statefile.machine_id(), statefile.boot_id(), statefile.pid_namespace(), os.getuid()]
         here = there["machine"] == mine
@@ -106,9 +122,17 @@ class Growth:
             keeper_start=there["keeper_start"] if here else 0,
             incarnation=there["incarnation"],
             worker=str(worker),
-            sees=there["you"] if tcp else "",
-            binds=there["local"] if tcp else "",
         )
+
+    async def _ask(
+        self, worker: WorkerAddress, secret: bytes, words: dict[str, Any], patience: float
+    ) -> dict[str, Any]:
+        if self._line is not None and self.through == str(worker):
+            try:
+                return await self._line.say(words)
+            except ConnectionLost:
+                self._line = None  # it may answer anew
+        return await ask(worker, secret, words, patience)
 
     async def _add(self, members: list[Member]) -> None:
         """Make them hosts of the session: for this controller, for the other hosts, and on file."""
@@ -119,33 +143,21 @@ class Growth:
         await self._controller.linked(member.index for member in members)
 
     async def _tell(self, *gone: int) -> None:
-        """Tell every host by which addresses it reaches the others, and which are gone."""
+        """Tell every host which others it dials, and which are gone."""
         members = self._file.members
-        far = [member for member in members if not _near(member)]
-        ports: dict[tuple[int, str], int] = {}
-        for binds in {member.binds for member in far}:
-            for member in filter(_near, members):
-                reply = await self._say(member.index, pb.HostsRequest(listen=binds))
-                ports[member.index, binds] = reply.port if reply is not None else 0
-
-        def reached(member: Member, by: Member) -> str:
-            if not _near(member) or _near(by):
-                return member.address
-            return f"{bracketed(by.sees)}:{ports[member.index, by.binds]}"
 
         async def tell(to: Member) -> None:
-            request = pb.HostsRequest(addresses=dict.fromkeys(gone, ""))
-            request.addresses.update({m.index: reached(m, to) for m in members if m.index != to.index})
-            await self._say(to.index, request)
+            addresses = dict.fromkeys(gone, "")
+            for member in members:
+                if member.index != to.index:
+                    # The hosts of this machine listen on no network: those of others are dialled, and do not dial.
+                    addresses[member.index] = DIALS if _near(member) and not _near(to) else member.address
+            try:
+                await self._controller.ask("Hosts", pb.HostsRequest(addresses=addresses), ANSWERS, to.index)
+            except (ConnectionLost, HostLost):
+                pass  # a host that is lost hears it with the next change
 
         await asyncio.gather(*map(tell, members))
-
-    async def _say(self, index: int, request: pb.HostsRequest) -> pb.HostsReply | None:
-        """A host that is lost hears it with the next change; what it does not know of, it does not reach."""
-        try:
-            return await self._controller.ask("Hosts", request, ANSWERS, index)  # type: ignore[no-any-return]
-        except (ConnectionLost, HostLost):
-            return None
 
     # -- giving back
 
@@ -175,7 +187,7 @@ class Growth:
             words = {"do": do, "sid": self._file.sid, "host": member.index}
             secret = self._secrets.pop(member.index, b"")
             try:
-                await ask(parse_worker_address(member.worker), secret, words, THERE)
+                await self._ask(parse_worker_address(member.worker), secret, words, THERE)
             except MonarchError:
                 pass  # a worker loop that is gone has taken its hosts with it
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 from .. import errors
@@ -21,68 +23,103 @@ _PEER = struct.Struct("3i")
 _NOTHING = (FileNotFoundError, ConnectionRefusedError, ConnectionResetError)
 
 
-async def ask(worker: WorkerAddress, secret: bytes, words: dict[str, Any], patience: float) -> dict[str, Any]:
-    """Say something to a worker loop, and return its answer.
+class Line:
+    """A connection to a worker loop on which both have shown that they know the secret. Made by `open`."""
 
-    Parameters
-    ----------
-    secret
-        That both ends know; empty for none.
-    words
-        What to say, under ``do``.
-    patience
-        Seconds until it has to have answered the greeting; a loop that is about to start is waited for.
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._turn = asyncio.Lock()
 
-    Returns
-    -------
-    dict
-        The answer; with ``local``, by which address of this machine it was asked, for one over TCP.
+    @classmethod
+    async def open(cls, worker: WorkerAddress, secret: bytes, patience: float) -> Line:
+        """Connect.
 
-    Raises
-    ------
-    ConnectionLost
-        Nothing answers there, or something that is no worker loop.
-    AccessRefused
-        One of both ends does not know the secret.
-    VersionSkew
-        It runs another version.
-    LaunchError
-        It cannot do it.
-    """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + patience
-    try:
-        async with asyncio.timeout_at(until):
-            reader, writer = await _connected(worker)
-    except TimeoutError:
-        raise ConnectionLost(f"nothing answered there within {patience:g} s; is the worker loop running?") from None
-    except OSError as error:
-        raise ConnectionLost(f"it cannot be reached: {error}") from None
-    try:
+        Parameters
+        ----------
+        secret
+            That both ends know; empty for none.
+        patience
+            Seconds until it has to have answered the greeting; a loop that is about to start is waited for.
+
+        Raises
+        ------
+        ConnectionLost
+            Nothing answers there, or something that is no worker loop.
+        AccessRefused
+            The other end does not know the secret.
+        VersionSkew
+            It runs another version.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        try:
+            async with asyncio.timeout_at(until):
+                reader, writer = await _connected(worker)
+        except TimeoutError:
+            raise ConnectionLost(f"nothing answered there within {patience:g} s; is the worker loop running?") from None
+        except OSError as error:
+            raise ConnectionLost(f"it cannot be reached: {error}") from None
         try:
             async with asyncio.timeout_at(max(until, loop.time() + 0.5)):
-                await _greeted(reader, writer, secret)
+                with _said():
+                    await _greeted(reader, writer, secret)
         except TimeoutError:
+            writer.close()
             raise ConnectionLost("something is there that says nothing") from None
-        writer.write(encoded(words))
-        try:
-            async with asyncio.timeout(STARTS):
-                answer = await _read(reader)
-        except TimeoutError:
-            raise LaunchError(f"the worker did not do it within {STARTS:g} s") from None
+        except BaseException:
+            writer.close()
+            raise
+        return cls(reader, writer)
+
+    async def say(self, words: dict[str, Any]) -> dict[str, Any]:
+        """Say something, under ``do``, and return the answer.
+
+        Raises
+        ------
+        ConnectionLost
+            It hung up.
+        AccessRefused, LaunchError
+            It does not do it, or cannot.
+        """
+        async with self._turn:
+            try:
+                async with asyncio.timeout(STARTS):
+                    with _said():
+                        self._writer.write(encoded(words))
+                        answer = await _read(self._reader)
+            except TimeoutError:
+                self.close()  # its answer would be taken for that of the next
+                raise LaunchError(f"the worker did not do it within {STARTS:g} s") from None
         if "error" in answer:
             cls = getattr(errors, str(answer["error"]), LaunchError)
             known = isinstance(cls, type) and issubclass(cls, MonarchError)
             raise (cls if known else LaunchError)(str(answer.get("text")))
-        if worker.kind == "tcp":
-            answer["local"] = writer.get_extra_info("sockname")[0]
         return answer
+
+    def close(self) -> None:
+        """Hang up."""
+        self._writer.close()
+
+
+async def ask(worker: WorkerAddress, secret: bytes, words: dict[str, Any], patience: float) -> dict[str, Any]:
+    """Say one thing to a worker loop, and return its answer; raises what `Line.open` and `Line.say` do."""
+    line = await Line.open(worker, secret, patience)
+    try:
+        return await line.say(words)
+    finally:
+        line.close()
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    try:
+        yield
     except (asyncio.IncompleteReadError, OSError) as error:
+        if isinstance(error, (TimeoutError, MonarchError)):
+            raise
         raise ConnectionLost(f"it hung up: {error}") from None
     except ValueError as error:
         raise ConnectionLost(f"something is there that is no worker loop ({error})") from None
-    finally:
-        writer.close()
 
 
 async def _connected(worker: WorkerAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

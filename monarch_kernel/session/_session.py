@@ -253,8 +253,10 @@ class Session:
 
     def give_back(self, hosts: Collection[int], *, shut_down: bool) -> None:
         """Stop what runs on hosts that worker loops lend, and give them back; with `shut_down` end the loops, too."""
-        records = [record for record in self.refresh().live("procs") if not set(hosts).isdisjoint(record.hosts)]
-        stopped = [self.controller.stop(self.controller.handle(record), "its hosts leave") for record in records]
+        handles = [self.controller.handle(record) for record in self.refresh().live("procs")]
+        handles += [handle for handle in self.controller.on_their_way("procs") if handle not in handles]
+        there = [handle for handle in handles if not set(hosts).isdisjoint(handle.hosts)]
+        stopped = [self.controller.stop(handle, "its hosts leave") for handle in there]
         for each in stopped:
             each.get(STOPPING)
         self.controller.io.run(self.growth.leave(hosts, shut_down=shut_down), LEAVING)

@@ -172,6 +172,7 @@ def test_a_daemon_of_a_lent_host_that_is_killed_comes_back_as_it_was(session: An
         os.kill(keeper.list()["daemon"]["pid"], signal.SIGKILL)
     assert actor.pid.call_one().get(timeout=WAIT) == pid
     assert here.ask.call_one(actor).get(timeout=WAIT) == [pid]
+    assert actor.ask.call_one(here).get(timeout=WAIT) == [here.pid.call_one().get(timeout=WAIT)]
     hosts.shutdown().get(timeout=WAIT)
 
 

@@ -31,8 +31,8 @@ from monarch_worker.debugging import Debugging
 from monarch_worker.host import Host
 from monarch_worker.lent import tie_to_lender
 from monarch_worker.lifeline import tie_to_keeper, watch_keeper
-from monarch_worker.listening import Listening
-from monarch_worker.peers import Caller, Peers
+from monarch_worker.listening import listen
+from monarch_worker.peers import Caller, Other, Peers
 from monarch_worker.procs import Proc, Procs
 from monarch_worker.router import Router
 from monarch_worker.service import HostService
@@ -67,7 +67,6 @@ class Daemon:
         self.debugging = Debugging(host, self.peers, self.tell)
         self.router.debugging = self.debugging
         self.service = HostService(self)
-        self.listening = Listening(host, self.service)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watch: KeeperWatch | None = None
         self._lease_set: float | None = -1.0
@@ -84,7 +83,7 @@ class Daemon:
     def _changed(self, decisions: Any) -> None:
         self.spawning.changed(decisions)
 
-    def _request(self, proc: Proc, record: Record) -> None:
+    def _request(self, proc: Proc | Other, record: Record) -> None:
         task = asyncio.get_running_loop().create_task(self.service.from_proc(proc, record))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -138,7 +137,7 @@ class Daemon:
         self.spawning.resume()
         self.host.save()
         self.peers.dial()
-        await self.listening.resume()
+        listening = await listen(self.host, self.service)
         tie_to_lender(self.host.config, self.release)
         grpc_server = server(self.host.secret, [self.service])
         address = self.host.addresses[self.host.index]
@@ -152,6 +151,7 @@ class Daemon:
         finally:
             os.umask(old)
         await self._keep_time()
+        del listening  # gRPC ends a server that nobody holds
 
     async def _listen(self) -> None:
         """Open the private socket, for procs and for controllers on this machine."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch_kernel.errors import AccessRefused, HostLost, MonarchError, SessionEnded, TakenOver
+from monarch_kernel.errors import AccessRefused, ConnectionLost, HostLost, MonarchError, SessionEnded, TakenOver
 from monarch_kernel.protocol import records
 from monarch_kernel.protocol.dial import DialledLink, lost_host
 from monarch_kernel.protocol.faults import error_to_json
@@ -23,7 +23,11 @@ from monarch_kernel.protocol.rpc import Dialer, Stream
 from monarch_kernel.protocol.sockets import SocketPipe, Take
 from monarch_kernel.state.epoch import Epoch
 from monarch_kernel.state.times import TIMES, Times
+from monarch_worker.asking import Asking
 from monarch_worker.host import Host
+
+DIALS = "-"
+"""In place of an address: that host is not dialled, and dials."""
 
 
 class Caller:
@@ -66,9 +70,6 @@ class Other:
         self.dialer = dialer
         self.link = link
         self.lost: MonarchError | None = None
-        self.attached = False
-        self.working = False
-        self.heard = 0.0
 
     def send(self, *chunks: Record) -> None:
         """Send it a record."""
@@ -109,6 +110,8 @@ class Peers:
         self.arrived = 0  # the controller that dialled its link last
         self._pipes: dict[SocketPipe, Caller] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self.asking = Asking(self._to_head)
+        self._heard: dict[int, tuple[bool, bool, float]] = {}
         self.procs_by_sender: Callable[[int], Any] = lambda sender: None
         self.controller_changed: Callable[[], None] = lambda: None  # one has come, or one will not come back
 
@@ -120,7 +123,20 @@ class Peers:
             holder = self.host.gate.holder
             return self.callers.get(("controller", int(holder.client))) if holder is not None else None
         other = self.others.get(host)
-        return other if other is not None and other.lost is None else None
+        if other is None:  # one that this host does not dial, and that dials it
+            return self.callers.get(("host", host))
+        return other if other.lost is None else None
+
+    async def at_head(self, method: str, request: Any) -> Any:
+        """An RPC at the head, which bounds it."""
+        if (head := self.others.get(0)) is not None:
+            return await head.dialer.call(method, request, None)
+        return await self.asking.ask(method, request)
+
+    def _to_head(self, *chunks: Record) -> None:
+        if (head := self.callers.get(("host", 0))) is None:
+            raise HostLost(f"the head of session {self.host.session!r} is lost", host=0)
+        head.send(*chunks)
 
     def caller(self, sender: int) -> Any:
         """Who a sender's number belongs to; None for one that is not here."""
@@ -137,8 +153,17 @@ class Peers:
     def dial(self) -> None:
         """Dial the other hosts."""
         for index, address in enumerate(self.host.addresses):
-            if index != self.host.index and address:
-                self._dial(index, address)
+            if index != self.host.index:
+                self._reach(index, address)
+
+    def _reach(self, index: int, address: str) -> None:
+        if address == DIALS:
+            if ("host", index) not in self.callers:
+                # What is sent to it meanwhile is told again once it has: on a link of its own.
+                caller = self.callers["host", index] = Caller("host", index, self._link(("host", index), 0), "")
+                self.cut(caller)
+        elif address:
+            self._dial(index, address)
 
     def _dial(self, index: int, address: str) -> None:
         other: Other
@@ -183,18 +208,19 @@ class Peers:
             if known[index] == address:
                 continue
             known[index] = address
-            if (other := self.others.get(index)) is not None:
-                self._left(other)
-            if address:
-                self._dial(index, address)
+            self._left(index)
+            self._reach(index, address)
         self.host.save_hosts()
 
-    def _left(self, other: Other) -> None:
-        if other.lost is None:
-            other.lost = HostLost(f"host {other.id} has left session {self.host.session!r}", host=other.id)
-            self._host_lost(other.id, other.lost)
-        if (caller := self.callers.get(("host", other.id))) is not None:
+    def _left(self, index: int) -> None:
+        other = self.others.get(index)
+        if other is not None and other.lost is None:
+            other.lost = HostLost(f"host {index} has left session {self.host.session!r}", host=index)
+            self._host_lost(index, other.lost)
+        if (caller := self.callers.get(("host", index))) is not None:
             self.gone(caller)
+        if other is None:
+            return
 
         async def close() -> None:
             await other.link.close()
@@ -206,20 +232,22 @@ class Peers:
 
     def tell(self, attached: bool, working: bool) -> None:
         """Tell the other hosts whether a controller is attached here and calls run here."""
-        for other in self.others.values():
+        dialled_only = [c for (kind, n), c in self.callers.items() if kind == "host" and n not in self.others]
+        there: list[Other | Caller] = [*self.others.values(), *dialled_only]
+        for other in there:
             if other.link.connected:
                 other.send(*records.notice(Kind.PULSE, {"attached": attached, "working": working}))
 
     def heard(self, origin: Any, what: dict[str, Any]) -> None:
         """Another host said how it is."""
-        other = self.others.get(origin.id)
-        if other is not None:
-            other.attached, other.working, other.heard = what["attached"], what["working"], self._loop.time()
+        if origin.kind == "host":
+            self._heard[origin.id] = (what["attached"], what["working"], self._loop.time())
 
     def elsewhere(self) -> tuple[bool, bool]:
         """Whether a controller is attached to another host, and calls run on one, as far as heard of late."""
-        fresh = [o for o in self.others.values() if self._loop.time() - o.heard < self.times.reconnect_window]
-        return any(o.attached for o in fresh), any(o.working for o in fresh)
+        now = self._loop.time()
+        fresh = [heard for heard in self._heard.values() if now - heard[2] < self.times.reconnect_window]
+        return any(attached for attached, _, _ in fresh), any(working for _, working, _ in fresh)
 
     # -- dialled
 
@@ -254,6 +282,10 @@ class Peers:
             caller.timer = None
         if not resumed:
             self._caller_renewed(caller)
+            if role == "host" and number not in self.others:
+                self._host_renewed(number)
+                if number == 0:
+                    self.asking.again()
         answer = {
             "resumed": resumed,
             "received": caller.link.state.got,
@@ -313,8 +345,15 @@ class Peers:
             del self.callers[(caller.kind, caller.id)]
         if caller.timer is not None:
             caller.timer.cancel()
+        cut_at = caller.link.cut_at
         caller.link.close()
         self._caller_gone(caller)
+        if caller.kind == "host" and caller.id not in self.others:
+            cut_for = 0.0 if cut_at is None else self._loop.time() - cut_at
+            lost = lost_host(self.host.session, caller.id, cut_for, ConnectionLost("it dials this host no more"))
+            if caller.id == 0:
+                self.asking.lost(lost)
+            self._host_lost(caller.id, lost)
         if caller.kind == "controller":
             self.controller_changed()
 

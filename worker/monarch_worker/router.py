@@ -63,6 +63,8 @@ class Router:
                 self.procs.created(origin, records.parse_notice(record)[0])
             elif kind == Kind.REQUEST:
                 self._request(origin, record)
+            elif kind == Kind.RESPONSE:
+                self.peers.asking.answered(record)
             elif kind == Kind.STABLE:
                 self._stable(records.parse_keyed(record))
             elif kind == Kind.WAIT:

@@ -28,6 +28,7 @@ from monarch_kernel.state.spawn import Reply
 
 if TYPE_CHECKING:
     from monarch_worker.daemon import Daemon
+    from monarch_worker.peers import Other
     from monarch_worker.procs import Proc
     from monarch_worker.router import Router
 
@@ -243,7 +244,7 @@ class HostService(host_pb2_grpc.HostServicer):
     async def spawn(self, request: pb.SpawnRequest) -> pb.SpawnReply:
         """The same for a proc of this host."""
         if not self.host.head:
-            return await self._at_head("Spawn", request)  # type: ignore[no-any-return]
+            return await self.daemon.peers.at_head("Spawn", request)  # type: ignore[no-any-return]
         record = await self.daemon.spawning.spawn(request)
         return pb.SpawnReply(record=json.dumps(record.to_dict()).encode())
 
@@ -278,7 +279,7 @@ class HostService(host_pb2_grpc.HostServicer):
         if request.here:
             return pb.StopReply(stopped=await self.daemon.spawning.stop_here(request.mesh, request.reason))
         if not self.host.head:
-            return await self._at_head("Stop", request)  # type: ignore[no-any-return]
+            return await self.daemon.peers.at_head("Stop", request)  # type: ignore[no-any-return]
         if (owner := Owner.parse(request.owner)) is not None:
             return pb.StopReply(stopped=await self.daemon.spawning.stop_owned(owner, request.reason))
         return pb.StopReply(stopped=await self.daemon.spawning.stop(request.mesh, request.reason))
@@ -298,7 +299,7 @@ class HostService(host_pb2_grpc.HostServicer):
         if request.here:
             ranks = await spawning.restart_here(request.mesh, list(request.ranks), request.level)
         elif not self.host.head:
-            return await self._at_head("Restart", request)  # type: ignore[no-any-return]
+            return await self.daemon.peers.at_head("Restart", request)  # type: ignore[no-any-return]
         else:
             ranks = await spawning.restart(request.mesh, list(request.ranks), request.level)
         return pb.RestartReply(ranks=json.dumps(ranks).encode())
@@ -317,7 +318,7 @@ class HostService(host_pb2_grpc.HostServicer):
         if request.here:
             return await self.daemon.debugging.here(request)
         if not self.host.head:
-            return await self._at_head("Debug", request)  # type: ignore[no-any-return]
+            return await self.daemon.peers.at_head("Debug", request)  # type: ignore[no-any-return]
         return await self.daemon.debugging.everywhere(request)
 
     async def Log(self, request: pb.LogRequest, context: Any) -> pb.LogReply:  # noqa: N802
@@ -333,18 +334,15 @@ class HostService(host_pb2_grpc.HostServicer):
         """The same for a proc of this host."""
         if not request.here:
             if not self.host.head:
-                return await self._at_head("Log", request)  # type: ignore[no-any-return]
+                return await self.daemon.peers.at_head("Log", request)  # type: ignore[no-any-return]
             theirs = pb.LogRequest(mesh=request.mesh, stream=request.stream, level=request.level, here=True)
             others = [other for other in self.daemon.peers.others.values() if not other.lost]
             await asyncio.gather(*(other.dialer.call("Log", theirs, 10.0) for other in others))
         self.daemon.procs.logging(request.mesh, request.stream, request.level)
         return pb.LogReply()
 
-    async def _at_head(self, method: str, request: Any) -> Any:
-        return await self.daemon.peers.others[0].dialer.call(method, request, None)
-
-    async def from_proc(self, proc: Proc, record: Record) -> None:
-        """A proc asks for an RPC over its own link."""
+    async def from_proc(self, proc: Proc | Other, record: Record) -> None:
+        """A proc asks for an RPC over its own link; or a host that cannot dial the head over that of the head."""
         number, method, message = records.parse_request(record)
         handlers: dict[str, tuple[Any, Callable[[Any], Awaitable[Any]]]] = {
             "Spawn": (pb.SpawnRequest, self.spawn),
@@ -397,9 +395,8 @@ class HostService(host_pb2_grpc.HostServicer):
 
         async def work() -> pb.HostsReply:
             self._client(context)
-            port = await self.daemon.listening.at(request.listen) if request.listen else 0
             self.daemon.peers.grow(request.addresses)
-            return pb.HostsReply(port=port)
+            return pb.HostsReply()
 
         return await self._run(context, work())  # type: ignore[no-any-return]
 

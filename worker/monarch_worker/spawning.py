@@ -461,8 +461,7 @@ class Spawning:
     async def stop_owned(self, owner: Owner, reason: str) -> int:
         """Stop what an actor owns, wherever it is: it has ended, or is about to."""
         if not self.host.head:
-            head = self.peers.others[0]
-            answer = await head.dialer.call("Stop", pb.StopRequest(owner=str(owner), reason=reason), None)
+            answer = await self.peers.at_head("Stop", pb.StopRequest(owner=str(owner), reason=reason))
             return int(answer.stopped)
         registry = self.host.registry
         owned = [r.id for r in (*registry.pending(), *registry.live()) if r.owner == str(owner)]
