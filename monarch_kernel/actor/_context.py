@@ -89,6 +89,10 @@ class Instance:
     def __repr__(self) -> str:
         return repr(self._as_creator())
 
+    def _as_rust(self) -> Instance:
+        """Itself: programs written for Monarch hand this to what Monarch has in Rust."""
+        return self
+
     def _as_creator(self) -> Creator:
         return Creator(self.rank, self.name, self.class_name, self.creator)
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import config
 from ._context import running_actor
 
 if TYPE_CHECKING:
+    from ._future import Future
     from ._handle import Handle
+
+
+class _Client(NamedTuple):
+    """What programs written for Monarch flush through where they want the future of it."""
+
+    handle: Handle
+
+    def flush(self, instance: Any = None) -> Future[None]:
+        """As `LoggingManager.flush`, without waiting; from which actor is all the same."""
+        return self.handle.runtime.flush_logs(self.handle.id)
 
 
 class LoggingManager:
@@ -36,6 +47,10 @@ class LoggingManager:
             "Log", lambda pb: pb.LogRequest(mesh=mesh, stream=runtime.streams(stream_to_client), level=level)
         )
         await shown
+
+    @property
+    def _logging_mesh_client(self) -> _Client:
+        return _Client(self._handle)
 
     async def flush_async(self) -> None:
         """Show what was printed until now, and what a window still holds. Takes a few seconds at most."""

@@ -20,6 +20,9 @@ PARTIAL = 0.5
 GROUPS = 1000
 """Different lines that one window holds; with more of them it closes early."""
 
+RANKS = 10_000
+"""Ranks of which it is kept how much they have shown, before those that are quiet are forgotten."""
+
 NOTE = 1.0
 """Seconds after which it is said how many lines were left out, when no line comes that could say it."""
 
@@ -164,12 +167,6 @@ class Display:
         self._modes[mesh] = mode
         return [] if mode.window is not None else self.flush(mesh)
 
-    def forget(self, mesh: int) -> None:
-        """The mesh is gone."""
-        self._modes.pop(mesh, None)
-        for source in [source for source in self._budgets if source.mesh == mesh]:
-            del self._budgets[source]
-
     def take(self, source: Source, lines: list[str], left_out: int, now: float) -> list[Shown]:
         """Lines of one rank; `left_out` more were too many to send."""
         mode = self.mode(source.mesh)
@@ -201,6 +198,9 @@ class Display:
         least = min(self.rate, self.burst) if source in self._missed else 1
         allowed = min(wanted, int(left)) if left >= least else 0
         self._budgets[source] = (left - allowed, now)
+        if len(self._budgets) > RANKS:  # ranks come and go; one that was quiet for so long may show all again
+            full = now - self.burst / self.rate
+            self._budgets = {source: at for source, at in self._budgets.items() if at[1] > full}
         return allowed
 
     def _gather(self, source: Source, lines: list[str], now: float) -> list[Shown]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from mesh_actors import Runner
 
+from monarch_kernel.actor import context
+
 
 class Screen:
     """What the controller shows."""
@@ -153,6 +155,11 @@ def test_flushes_that_overlap_all_end(procs, screen):
 
     asyncio.run(main())
     procs._logging_manager.flush()
+
+
+def test_a_flush_has_a_future_of_its_own_for_who_asks_as_monarch_does(procs, screen):
+    flushed = procs._logging_manager._logging_mesh_client.flush(context().actor_instance._as_rust())
+    assert flushed.get(timeout=30) is None
 
 
 def test_a_screen_that_takes_nothing_holds_up_no_call(fresh, session, monkeypatch):

@@ -176,7 +176,7 @@ def test_a_bug_of_ours_keeps_its_traceback(cells):
     reply = cells.fails("mk.hosts().spawn_procs()")
     cells.ok("runtime.proc_spec = kept")
     assert reply.ename == "KeyError"
-    assert "monarch_kernel/actor/_meshes.py" in reply.traceback
+    assert "monarch_kernel/actor/_hosts.py" in reply.traceback
 
 
 # -- faults that nobody waits for

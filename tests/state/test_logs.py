@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from monarch_kernel.state import logs
 from monarch_kernel.state.logs import GROUPS, LINE, NOTE, PARTIAL, QUIET, Budget, Display, Mode, Source, Splitter
 
 OUT = Source(7, "trainers", 0, 0, "out", "/logs/trainers-r0.log")
@@ -96,6 +97,14 @@ def test_a_rank_that_floods_is_cut_off_and_it_is_said_by_how_much():
     assert text(display.take(OTHER, ["calm"], 0, 0.0)) == "calm\n"
     assert display.due() == NOTE
     assert "30 lines left out, see /logs/trainers-r0.log on host 0" in text(display.tick(NOTE))
+
+
+def test_ranks_that_are_quiet_are_forgotten(monkeypatch):
+    monkeypatch.setattr(logs, "RANKS", 10)
+    display = Display(Mode("plain"), rate=10.0, burst=20)
+    for rank in range(100):
+        display.take(OUT._replace(rank=rank), ["x"], 0, float(rank))
+    assert len(display._budgets) <= 11
 
 
 def test_what_a_host_did_not_send_is_said_before_what_comes_after():
