@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import CoroutineType
@@ -281,6 +282,10 @@ class RunningActor:
         try:
             args, kwargs = pickling.loads(*pickling.decode(memoryview(record)[head.body :]))
             method = getattr(self._object, head.endpoint)
+            if "opentelemetry.trace" in sys.modules:  # who wants spans has set a provider up, in this process
+                from ._telemetry import instrumented
+
+                method = instrumented(type(self._object), head.endpoint, method)
         except BaseException as error:
             self._raised(item, error, "its arguments could not be loaded there")
             return None

@@ -1,7 +1,8 @@
 """Meters and spans of user code: OpenTelemetry's where it is installed, else numbers that this process keeps itself.
 
-Nothing of ours is measured. With OpenTelemetry they go where its providers were set up to, in each process; without it
-`get_meter` has a `LocalMeter`, whose `LocalMeter.read` shows them.
+Of ours only the messages of endpoints are spans, in processes that have OpenTelemetry loaded. With it, all go where
+the providers that are set in each process send them; without it `get_meter` has a `LocalMeter`, whose `LocalMeter.read`
+shows them.
 """
 
 from __future__ import annotations
@@ -278,4 +279,11 @@ def traced(fn: Callable[..., Any] | None = None, *, name: str | None = None) -> 
     return wrap if fn is None else wrap(fn)
 
 
-__all__ = ["LocalMeter", "Measured", "Span", "get_meter", "span", "traced"]
+def instrumented(kind: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an actor of this class as a span of its name, unless it was marked with ``instrument=False``."""
+    if getattr(getattr(kind, name, None), "instrument", False):
+        return traced(name=name)(method)
+    return method
+
+
+__all__ = ["LocalMeter", "Measured", "Span", "get_meter", "instrumented", "span", "traced"]

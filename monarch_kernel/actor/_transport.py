@@ -9,7 +9,12 @@ __all__ = ["BindSpec", "ChannelTransport"]
 
 
 class ChannelTransport(enum.Enum):
-    """Monarch's transports. Only `Unix` and the two of TCP have a counterpart here; the others are refused in use."""
+    """Monarch's transports. Only `Unix` and the two of TCP have a counterpart here; the others are refused in use.
+
+    Examples
+    --------
+    >>> enable_transport(ChannelTransport.TcpWithHostname)      # doctest: +SKIP
+    """
 
     Unix = "unix"
     TcpWithLocalhost = "tcp-localhost"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from mesh_actors import Runner
 
-from monarch_kernel.actor import _telemetry, get_meter, span, traced
+from monarch_kernel.actor import Actor, _telemetry, endpoint, get_meter, span, traced
 from monarch_kernel.actor._telemetry import LocalMeter
 
 from .conftest import WAIT
@@ -108,6 +112,46 @@ def test_actors_measure_too(procs) -> None:
         return int(read()["calls"][()].sum) if read is not None else 1
 
     assert list(procs.spawn("measured", Runner).run.call(measure).get(timeout=WAIT).values()) == [1, 1, 1, 1]
+
+
+class Silent(Actor):
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, str]] = []
+
+    @endpoint
+    def load(self) -> None:
+        """Set up what stands in for OpenTelemetry in this process."""
+        seen = self.seen
+
+        class Tracer:
+            @contextlib.contextmanager
+            def start_as_current_span(self, name: str, attributes: dict[str, str]) -> Iterator[None]:
+                seen.append((name, attributes["actor_name"]))
+                yield
+
+        trace: Any = types.ModuleType("opentelemetry.trace")
+        trace.get_tracer = lambda scope: Tracer()
+        sys.modules["opentelemetry"] = types.ModuleType("opentelemetry")
+        sys.modules["opentelemetry.trace"] = trace
+
+    @endpoint
+    def work(self) -> str:
+        return "done"
+
+    @endpoint(instrument=False)
+    def spans(self) -> list[tuple[str, str]]:
+        return self.seen
+
+
+def test_messages_are_spans_where_opentelemetry_is_loaded_unless_an_endpoint_says_no(fresh) -> None:
+    actor: Any = fresh(gpus=1).slice(hosts=0, gpus=0).spawn("silent", Silent)
+    assert actor.work.call_one().get(timeout=WAIT) == "done"
+    actor.load.call_one().get(timeout=WAIT)
+    assert actor.spans.call_one().get(timeout=WAIT) == []
+    assert actor.work.call_one().get(timeout=WAIT) == "done"
+    ((name, who),) = actor.spans.call_one().get(timeout=WAIT)
+    assert name == "work"
+    assert "silent" in who
 
 
 class Recorder:
