@@ -77,6 +77,7 @@ class RunningActor:
         self.error: MonarchError | None = None
         self.over: Future[None] = Future()
         self.sets_up = bool(record.spec.get("bootstrap"))  # its constructor is what processes run before any actor
+        self.after: threading.Event | None = None
         self.current: Outcome | None = None
         self._failure: SupervisionError | None = None
         self._stopping: str | None = None
@@ -188,8 +189,8 @@ class RunningActor:
 
     def _construct(self) -> None:
         try:
-            if not self.sets_up:
-                self.executor.set_up.wait()
+            if self.after is not None:
+                self.after.wait()
             cls, args, kwargs = self._load()
             made = cls(*args, **kwargs)
         except BaseException as error:

@@ -79,15 +79,18 @@ class Executor:
         self._large_bytes = 0
         self._large_lock = threading.Lock()
         self._stopped: dict[int, str] = {}
-        self.set_up = threading.Event()  # not set while what was given as `bootstrap` runs here: no actor is made then
+        self.set_up = threading.Event()  # not set while what was given as `bootstrap` runs here
         self.set_up.set()
         self.watch: Watch | None = None
         self.breakpoints: Breakpoints | None = None  # in a proc; a controller's actors stop at pdb's own prompt
 
     # -- on the I/O thread
 
-    def create(self, record: MeshRecord, rank: int, payload: Record, procs: Any) -> None:
-        """Start one actor; its constructor runs on its own thread. A second time for the same mesh replaces it."""
+    def create(self, record: MeshRecord, rank: int, payload: Record, procs: Any, *, again: bool = False) -> None:
+        """Start one actor; its constructor runs on its own thread. A second time for the same mesh replaces it.
+
+        With `again` it was made before, in this process or an earlier one, and waits for a `bootstrap` that runs now.
+        """
         old = self.actors.pop(record.id, None)
         if old is not None:
             old.end("replaced by a restart")
@@ -96,6 +99,8 @@ class Executor:
         self.actors[record.id] = running
         if running.sets_up:
             self.set_up.clear()
+        elif again:  # at first whoever spawned the processes saw to it; what the bootstrap itself spawns waits for none
+            running.after = self.set_up
         running.start()
         if self.watch is not None and not self.watch.on:
             self.watch.start()

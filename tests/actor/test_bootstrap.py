@@ -13,7 +13,7 @@ from types import MappingProxyType
 import pytest
 from mesh_actors import Environment, Prepared, Runner, Spawner
 
-from monarch_kernel.actor import BootstrapCommand, Point, default_bootstrap_cmd
+from monarch_kernel.actor import BootstrapCommand, Point, default_bootstrap_cmd, this_proc
 from monarch_kernel.errors import ActorError, SpawnError
 
 WAIT = 30
@@ -47,6 +47,18 @@ def test_a_bootstrap_runs_in_every_process_before_any_actor(session):
     assert "setup" not in session.actors
     slow = session.hosts.spawn_procs(bootstrap=prepare_slowly).spawn("slowly", Environment)
     assert set(slow.of.call("PREPARED").get(timeout=WAIT).values()) == {"slowly"}
+
+
+def spawn_beside() -> None:
+    """What a bootstrap spawns outlives it, and can be called from it."""
+    kept = this_proc().spawn("kept", Runner)
+    os.environ["KEPT"] = str(kept.run.call_one(os.getpid).get(timeout=WAIT) == os.getpid())
+
+
+def test_a_bootstrap_may_spawn_actors_and_call_them(session):
+    mesh = session.hosts.spawn_procs(bootstrap=spawn_beside, name="with company").spawn("guests", Runner)
+    assert set(mesh.run.call(variable, "KEPT").get(timeout=WAIT).values()) == {"True"}
+    assert "kept" in session.actors
 
 
 @pytest.mark.parametrize("bootstrap", [fail, fail_slowly])

@@ -149,7 +149,7 @@ class ProcRuntime(Runtime):
                 mesh = MeshRecord.from_dict(what["record"])
                 self._created.pop(mesh.id, None)
                 self.breakpoints.stop(mesh.id)
-                self.executor.create(mesh, what["rank"], payload, self._procs_of(mesh))
+                self.executor.create(mesh, what["rank"], payload, self._procs_of(mesh), again=what["again"])
             elif kind == Kind.STOP:
                 self._stop(records.parse_notice(record)[0])
             elif kind == Kind.SUPERVISE:

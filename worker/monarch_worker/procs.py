@@ -219,9 +219,9 @@ class Procs:
             self._send_create(proc, record, rank, payload)
             self._changed(registry.rank_started(record.id, rank, proc.pid, start_time(proc.pid)))
 
-    def _send_create(self, proc: Proc, record: MeshRecord, rank: int, payload: bytes) -> None:
+    def _send_create(self, proc: Proc, record: MeshRecord, rank: int, payload: bytes, *, again: bool = False) -> None:
         light = {**record.to_dict(), "ranks": {}, "key": None}
-        proc.send(*records.notice(Kind.CREATE, {"record": light, "rank": rank}, payload))
+        proc.send(*records.notice(Kind.CREATE, {"record": light, "rank": rank, "again": again}, payload))
 
     # -- the socket
 
@@ -463,7 +463,7 @@ class Procs:
         if payload is None or proc is None:
             raise SupervisionError(f"what {record.name} was made from is not kept any more; spawn it again")
         self._changed(self.host.registry.rank_restarted(record.id, rank, proc.pid, start_time(proc.pid)))
-        self._send_create(proc, record, rank, payload)
+        self._send_create(proc, record, rank, payload, again=True)
 
 
 def device_env(slots: dict[str, Any], record: MeshRecord, index: int) -> dict[str, str]:
