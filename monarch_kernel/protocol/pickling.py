@@ -121,7 +121,8 @@ def dumps_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[st
     Raises
     ------
     TypeError
-        When an argument cannot be pickled; the text names the argument and the place inside it.
+        When an argument cannot be pickled; the text names the argument and the place inside it. What an object's own
+        ``__getstate__`` or ``__reduce__`` raises is raised as it is, with a note that says the same.
     """
     if not kwargs or _PLAIN.issuperset(map(type, kwargs.values())):
         for value in args:
@@ -134,8 +135,10 @@ def dumps_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[st
     except Exception as error:
         named = [(names[i] if i < len(names) else f"args[{i}]", value) for i, value in enumerate(args)]
         culprit = _culprit([*named, *kwargs.items()], "argument ", error)
-        # Its text holds the cause's; where the cause was raised is of interest only in a user's own code.
-        raise culprit from None if _in_pickling(error) else error
+        if _in_pickling(error):
+            raise culprit from None  # its text holds the cause's
+        error.add_note(f"({culprit})")
+        raise
     return [data, *buffers]
 
 
