@@ -36,6 +36,7 @@ from ._shape import Extent, NDSlice, Point, Region, Shape
 from ._supervision import MeshFailure, unhandled_fault_hook
 from ._telemetry import get_meter, span, traced
 from ._transport import ChannelTransport
+from ._undeliverable import UndeliverableMessageEnvelope
 from ._valuemesh import ValueMesh
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "Shape",
     "SupervisionError",
     "Uid",
+    "UndeliverableMessageEnvelope",
     "ValueMesh",
     "as_endpoint",
     "attach",

@@ -27,6 +27,8 @@ from ._context import Context, Instance, _current, address, creators
 from ._extent import Extent, Point
 from ._future import Future
 from ._handle import mentioned_pending
+from ._supervision import MeshFailure
+from ._undeliverable import UndeliverableMessageEnvelope
 
 if TYPE_CHECKING:
     from ._executor import Executor, Outcome
@@ -39,6 +41,10 @@ NONE = b"".join(pickling.encode([pickling.dumps(None)[0]]))
 
 STOP = "stop"
 """In the queue of an actor: no message comes after it."""
+
+
+Told = MeshFailure | UndeliverableMessageEnvelope
+_SUPERVISE, _UNDELIVERED = "__supervise__", "_handle_undeliverable_message"
 
 
 class Addressee(Protocol):
@@ -132,6 +138,15 @@ class RunningActor:
 
     def supervise(self, failure: dict[str, Any]) -> None:
         """A mesh that this actor owns has failed."""
+        self._tell(MeshFailure.from_dict(failure))
+
+    def undelivered(self, where: str, why: str) -> None:
+        """A message that this actor has sent did not get there."""
+        if self._hook(_UNDELIVERED) is not None:
+            self._tell(UndeliverableMessageEnvelope(self._here.actor_instance.actor_id, where, why))
+
+    def _tell(self, told: Told) -> None:
+        """Run the hook that is for it, between messages or beside them, one at a time."""
         raise NotImplementedError
 
     def _stop(self) -> None:
@@ -247,16 +262,25 @@ class RunningActor:
         within = _lifecycle.cleanup_within()
         io.post(lambda: io.loop.call_later(within, self.over._resolve, lambda: None))
 
-    def _unhandled(self, failure: Any, error: BaseException | None) -> None:
-        """A fault of what it owns was not handled: it fails itself, and who owns it is told both."""
+    def _hook_for(self, told: Told) -> Callable[[Any], Any]:
+        found = self._hook(_UNDELIVERED if isinstance(told, UndeliverableMessageEnvelope) else _SUPERVISE)
+        return found if found is not None else _no_hook
+
+    def _unhandled(self, told: Told, error: BaseException | None) -> None:
+        """What it was told was not handled: it fails itself, and who owns it is told both."""
+        if isinstance(told, UndeliverableMessageEnvelope):
+            hook, what = _UNDELIVERED, "a message that it sent could not be delivered"
+            report = f"{told.dest()}: {told.error_msg()}"
+        else:
+            hook, what, report = _SUPERVISE, "a mesh that it owns has failed", told.report()
         if error is None:
-            hook = "its __supervise__ did not handle it" if self._hook("__supervise__") else "it has no __supervise__"
-            self._fail(f"a mesh that it owns has failed, and {hook}\n{failure.report()}")
+            why = f"its {hook} did not handle it" if self._hook(hook) is not None else f"it has no {hook}"
+            self._fail(f"{what}, and {why}\n{report}")
             return
         _without_ours(error)
         self._fail(
-            f"its __supervise__ raised {_lifecycle.said(error)} while it handled the failure of a mesh that it owns\n"
-            f"{_lifecycle.of_exception(error)}\nThe failure was:\n{failure.report()}"
+            f"{what}, and its {hook} raised {_lifecycle.said(error)}\n{_lifecycle.of_exception(error)}\n"
+            f"What it was told:\n{report}"
         )
 
     def _hook(self, name: str) -> Callable[..., Any] | None:
@@ -348,6 +372,7 @@ class RunningActor:
             why = ": it answers through a port, which says nothing of this, so the actor is stopped"
         elif head.flags & records.QUIET:
             why = ": nobody waited for the answer, so the actor is stopped"
+            self._reply(item, Status.DONE, [])  # it did get here
         else:
             self._reply(item, Status.RAISED, [pickling.dumps_exception(error)])
             return
@@ -360,6 +385,10 @@ class RunningActor:
     def _idle(self) -> bool:
         """Whether no other message waits."""
         raise NotImplementedError
+
+
+def _no_hook(told: Told) -> bool:
+    return False
 
 
 def _without_ours(error: BaseException) -> None:

@@ -10,7 +10,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from . import _lifecycle
-from ._actors import STOP, Item, RunningActor
+from ._actors import STOP, Item, RunningActor, Told
 from ._context import _current, run_actor
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class AsyncActor(RunningActor):
         self._closing = False
         self._main_task: asyncio.Task[None] | None = None
         self._tasks: dict[asyncio.Task[None], Outcome] = {}
-        self._failures: deque[dict[str, Any]] = deque()
+        self._told: deque[Told] = deque()
         self._jobs: deque[Callable[[], object]] = deque()
-        self._supervising: asyncio.Task[None] | None = None
+        self._hearing: asyncio.Task[None] | None = None
         super().__init__(*args)
         self._concurrent = frozenset(e.name for e in self.record.endpoints if e.concurrent)
 
@@ -66,15 +66,14 @@ class AsyncActor(RunningActor):
             pass
 
     def _stop(self) -> None:
-        self._on_loop(self._stop_supervising)
+        self._on_loop(self._stop_hearing)
         self._add(STOP)
         if self.error is not None:
             self._on_loop(self._leave)
 
-    def supervise(self, failure: dict[str, Any]) -> None:
-        """A mesh that this actor owns has failed."""
-        self._failures.append(failure)
-        self._on_loop(self._start_supervising)
+    def _tell(self, told: Told) -> None:
+        self._told.append(told)
+        self._on_loop(self._start_hearing)
 
     def _soon(self, job: Callable[[], object]) -> None:
         self._jobs.append(job)
@@ -129,7 +128,7 @@ class AsyncActor(RunningActor):
             await self._handle(item)
             del item
             streak += 1
-            if streak >= BATCH or self._failures or self._jobs:
+            if streak >= BATCH or self._told or self._jobs:
                 streak = 0
                 await self._turn()
 
@@ -205,24 +204,21 @@ class AsyncActor(RunningActor):
         else:
             self._some.set()
 
-    def _start_supervising(self) -> None:
-        if self._failures and self._supervising is None and self.error is None and self._stopping is None:
-            self._supervising = self._loop.create_task(self._supervise())
+    def _start_hearing(self) -> None:
+        if self._told and self._hearing is None and self.error is None and self._stopping is None:
+            self._hearing = self._loop.create_task(self._hear())
 
-    def _stop_supervising(self) -> None:
-        self._failures.clear()
-        if self._supervising is not None:
-            self._supervising.cancel()
+    def _stop_hearing(self) -> None:
+        self._told.clear()
+        if self._hearing is not None:
+            self._hearing.cancel()
 
-    async def _supervise(self) -> None:
-        from ._supervision import MeshFailure
-
+    async def _hear(self) -> None:
         _current.set(self._here)
-        while self._failures and self.error is None and self._stopping is None:
-            told = MeshFailure.from_dict(self._failures[0])
-            hook = self._hook("__supervise__")
+        while self._told and self.error is None and self._stopping is None:
+            told = self._told[0]
             try:
-                handled = hook(told) if hook is not None else False
+                handled = self._hook_for(told)(told)
                 if isinstance(handled, Awaitable):
                     handled = await handled
             except BaseException as error:
@@ -232,9 +228,9 @@ class AsyncActor(RunningActor):
             else:
                 if not handled:
                     self._unhandled(told, None)
-            if self._failures:
-                self._failures.popleft()
-        self._supervising = None
+            if self._told:
+                self._told.popleft()
+        self._hearing = None
         self._leave()
 
     async def _finish(self) -> None:
@@ -242,8 +238,8 @@ class AsyncActor(RunningActor):
         _current.set(self._here)
         run_actor(self.record.id, asyncio.current_task())
         self._bounded()
-        self._stop_supervising()
-        await self._cancelled({*self._tasks, *([self._supervising] if self._supervising is not None else [])})
+        self._stop_hearing()
+        await self._cancelled({*self._tasks, *([self._hearing] if self._hearing is not None else [])})
         cleanup = self._hook("__cleanup__")
         if cleanup is not None:
             try:

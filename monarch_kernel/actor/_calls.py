@@ -19,6 +19,7 @@ from ..protocol.frames import Record, check_size
 from ..protocol.loop import IOThread
 from ..protocol.records import REPLY_BODY, Status
 from ..state.routing import Routes
+from ._context import acting
 from ._future import Future
 from ._region import Region
 from ._valuemesh import ValueMesh
@@ -184,11 +185,22 @@ class StreamedCall(Call):
 class QuietCall(Call):
     """No answer is wanted."""
 
-    __slots__ = ()
+    __slots__ = ("actor",)
     quiet = True
 
+    def __init__(self, handle: Handle, region: Region, endpoint: str, hosts: Sequence[int]) -> None:
+        super().__init__(handle, region, endpoint, hosts)
+        self.actor = acting()
+
     def answer(self, position: int, make: Callable[[], Any], failed: bool) -> None:
-        """Nobody waits; faults come as events."""
+        """Nobody waits, and what fails there comes as an event; that it did not get there is told to its actor."""
+        if not failed or not self.actor:
+            return
+        try:
+            make()
+        except Exception as error:
+            where = f"{self.handle.name}.{self.endpoint}, rank {self.region.rank_at(position)}"
+            self.handle.runtime.executor.undelivered(self.actor, where, str(error))
 
 
 class Caller:

@@ -134,6 +134,12 @@ class Executor:
         if isinstance(running, RunningActor):
             running.supervise(failure)
 
+    def undelivered(self, mesh: int, where: str, why: str) -> None:
+        """A message that the local actor of `mesh` has sent, and waits for no answer of, did not get there."""
+        running = self.actors.get(mesh)
+        if isinstance(running, RunningActor):
+            running.undelivered(where, why)
+
     def on_call(self, record: Record) -> None:
         """A CALL record came."""
         head = records.parse_call(record)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _lifecycle
-from ._actors import STOP, Item, RunningActor
+from ._actors import STOP, Item, RunningActor, Told
 from ._context import _current, run_actor
 
 _WAKE = "wake"
@@ -42,9 +42,8 @@ class SyncActor(RunningActor):
     def _cut_off(self) -> None:
         self.over._resolve(lambda: None)  # a thread cannot be stopped from outside
 
-    def supervise(self, failure: dict[str, Any]) -> None:
-        """A mesh that this actor owns has failed."""
-        self._soon(functools.partial(self._supervise, failure))
+    def _tell(self, told: Told) -> None:
+        self._soon(functools.partial(self._hear, told))
 
     def _soon(self, job: Callable[[], object]) -> None:
         self._jobs.append(job)
@@ -96,16 +95,12 @@ class SyncActor(RunningActor):
             del item, method
             self.current = None
 
-    def _supervise(self, failure: dict[str, Any]) -> None:
+    def _hear(self, told: Told) -> None:
         if self._stopping is not None:
             return
-        from ._supervision import MeshFailure
-
         _current.set(self._here)
-        told = MeshFailure.from_dict(failure)
-        hook = self._hook("__supervise__")
         try:
-            handled = hook(told) if hook is not None else False
+            handled = self._hook_for(told)(told)
         except BaseException as error:
             self._unhandled(told, error)
         else:

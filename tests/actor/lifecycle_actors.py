@@ -8,7 +8,15 @@ import os
 import time
 from typing import Any
 
-from monarch_kernel.actor import Actor, MeshFailure, concurrent_endpoint, context, endpoint
+from monarch_kernel.actor import (
+    Actor,
+    Channel,
+    MeshFailure,
+    UndeliverableMessageEnvelope,
+    concurrent_endpoint,
+    context,
+    endpoint,
+)
 
 
 def note(path: str, text: str) -> None:
@@ -197,3 +205,69 @@ class AsyncNeverDone(Actor):
 
     async def __cleanup__(self, error: Exception | None) -> None:
         note(self.path, f"cleanup {error}")
+
+
+class Postman(Actor):
+    """Sends to others and notes what does not get there."""
+
+    def __init__(self, path: str, handles: bool = True) -> None:
+        self.path = path
+        self.handles = handles
+
+    @endpoint
+    def post(self, mesh: Any) -> None:
+        mesh.ping.broadcast()
+
+    @endpoint
+    def post_to_port(self, port: Any) -> None:
+        port.send("hello")
+
+    @endpoint
+    def ask(self, mesh: Any) -> str:
+        try:
+            mesh.ping.call_one().get(30)
+        except Exception as error:
+            return type(error).__name__
+        return "there"
+
+    def _handle_undeliverable_message(self, message: UndeliverableMessageEnvelope) -> bool:
+        note(self.path, " ".join(f"{message.sender()} to {message.dest()}: {message.error_msg()}".split()))
+        return self.handles
+
+
+class AsyncPostman(Postman):
+    @concurrent_endpoint
+    async def post(self, mesh: Any) -> None:
+        mesh.ping.broadcast()
+
+    @endpoint
+    async def post_to_port(self, port: Any) -> None:
+        port.send("hello")
+
+    @endpoint
+    async def ask(self, mesh: Any) -> str:
+        try:
+            await mesh.ping.call_one()
+        except Exception as error:
+            return type(error).__name__
+        return "there"
+
+    async def _handle_undeliverable_message(self, message: UndeliverableMessageEnvelope) -> bool:  # type: ignore[override]
+        await asyncio.sleep(0)
+        note(self.path, " ".join(f"{message.sender()} to {message.dest()}: {message.error_msg()}".split()))
+        return self.handles
+
+
+class Receiving(Actor):
+    @endpoint
+    def ping(self) -> None:
+        pass
+
+    @endpoint
+    def open(self) -> Any:
+        port, self.receiver = Channel[Any].open()
+        return port
+
+    @endpoint
+    def die(self) -> None:
+        os._exit(5)

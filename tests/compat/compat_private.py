@@ -15,7 +15,7 @@ _HERE = {
     f"{_RUST}.handle:WouldBlockRuntime": "monarch_kernel.errors:WouldBlockRuntime",
     "monarch._rust_bindings.rdma:RdmaInitError": "monarch_kernel.errors:RdmaInitError",
     f"{_RUST}.proc:ActorAddr": "monarch_kernel.actor._ids:ActorAddr",
-    f"{_RUST}.mailbox:UndeliverableMessageEnvelope": "monarch_kernel.actor._ports:UndeliverableMessageEnvelope",
+    f"{_RUST}.mailbox:UndeliverableMessageEnvelope": "monarch_kernel.actor:UndeliverableMessageEnvelope",
     f"{_RUST}.channel:BindSpec": "monarch_kernel.actor._transport:BindSpec",
     f"{_RUST}.channel:ChannelTransport": "monarch_kernel.actor._transport:ChannelTransport",
     "monarch._src.actor.actor_mesh:ActorMesh": "monarch_kernel.actor:ActorMesh",

@@ -271,6 +271,8 @@ class Router:
         if origin is None:
             return
         if entry.quiet and origin.kind != "host":
+            if records.parse_reply(record)[0] == Status.FAULT:  # it did not get there
+                origin.send(record)
             if entry.done:
                 origin.send(records.keyed(Kind.STABLE, entry.key))
             return
