@@ -54,6 +54,11 @@ class Mesh(MeshTrait):
         """The mesh's name."""
         return self._handle.name
 
+    @property
+    def _name(self) -> str:
+        """The same, as programs that compare it with `MeshFailure.mesh_name` ask for it."""
+        return self._handle.name
+
     def _initialized(self, value: Any) -> Future[Any]:
         """A future of `value` once the mesh is spawned."""
         ready = self._handle.ready
