@@ -112,6 +112,7 @@ def status(
     if standing:
         page.tables.append(debug.table(standing))
     page.notes += _faults(registry)
+    page.notes += _silent(registry)
     return page
 
 
@@ -278,6 +279,24 @@ def _faults(registry: Registry) -> list[str | Mark]:
     if len(texts) > _FAULTS_SHOWN:
         shown.append(f"and {count(len(texts) - _FAULTS_SHOWN, 'more fault')}")
     return shown
+
+
+_SILENT = {
+    "stopped": "is stopped by a signal; kill -CONT {pid} lets it go on",
+    "busy": "gives no sign of life, but uses CPU time, as in a long call into native code: its calls wait for that",
+    "unresponsive": "gives no sign of life and uses no CPU time; to start it anew: %monarch restart {mesh}[{rank}]",
+}
+
+
+def _silent(registry: Registry) -> list[str | Mark]:
+    """Processes that are there, and say nothing."""
+    shown: list[str | Mark] = []
+    for name, record in registry.names("procs").items():
+        for rank, held in sorted(record.ranks.items()):
+            if held.state == "ok" and held.health != "alive":
+                what = _SILENT[held.health].format(pid=held.pid, mesh=name, rank=rank)
+                shown.append(Mark(f"rank {rank} of {name} (pid {held.pid}) {what}", "warn"))
+    return shown[:_FAULTS_SHOWN]
 
 
 def _shortened(text: str) -> str:

@@ -81,7 +81,9 @@ def extent(labels: Sequence[str], sizes: Sequence[int]) -> str:
 
 def ranks(record: MeshRecord) -> Mark:
     """How the ranks of a mesh are, the bad ones named."""
-    states = Counter(rank.state for rank in record.ranks.values())
+    states = Counter(
+        rank.health if rank.state == "ok" and rank.health != "alive" else rank.state for rank in record.ranks.values()
+    )
     text = ", ".join(f"{states[state]} {state}" for state in sorted(states, key=lambda s: (s != "ok", s)))
     tones = {_TONES.get(state, "bad") for state in states}
     tone = next((t for t in ("bad", "warn", "good", "dim") if t in tones), "dim")

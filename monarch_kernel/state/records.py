@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-__all__ = ["Endpoint", "Kind", "MeshRecord", "Owner", "RankRecord", "RankState"]
+__all__ = ["Endpoint", "Health", "Kind", "MeshRecord", "Owner", "RankRecord", "RankState"]
 
 Kind = Literal["procs", "actors"]
 RankState = Literal["starting", "ok", "failed", "dead", "stopped", "lost"]
+Health = Literal["alive", "stopped", "busy", "unresponsive"]
 
 
 def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,6 +107,9 @@ class RankRecord:
         It still runs code older than its mesh's.
     fault
         Why it is not ``ok``, as plain data, or None.
+    health
+        Of a process: ``alive`` (its heartbeats come), ``stopped`` (by a signal), ``busy`` (silent, but it uses CPU
+        time, as in a C call that holds the GIL), ``unresponsive`` (silent without). It may be ``ok`` with each.
     """
 
     state: RankState = "starting"
@@ -114,6 +118,7 @@ class RankRecord:
     restarts: int = 0
     outdated: bool = False
     fault: dict[str, Any] | None = None
+    health: Health = "alive"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -125,6 +130,8 @@ class RankRecord:
         record = cls(**_known(cls, data))
         if record.state not in get_args(RankState):
             raise ValueError(f"unknown rank state {record.state!r}")
+        if record.health not in get_args(Health):
+            record.health = "alive"  # a word of another version's: the next look says it anew
         return record
 
 

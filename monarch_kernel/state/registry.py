@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .changes import Already, Decision, EndRanks, Live, RankChanged, Refused, StartRanks, Stopped, Swapped
-from .records import Endpoint, Kind, MeshRecord, Owner, RankRecord, RankState
+from .records import Endpoint, Health, Kind, MeshRecord, Owner, RankRecord, RankState
 
 __all__ = [
     "Already",
@@ -354,12 +354,24 @@ class Registry:
             return []
         restarts = record.ranks[rank].restarts + 1
         return self._change(
-            mesh, rank, generation, state="starting", pid=pid, start=start, restarts=restarts, fault=None
+            mesh,
+            rank,
+            generation,
+            state="starting",
+            pid=pid,
+            start=start,
+            restarts=restarts,
+            fault=None,
+            health="alive",
         )
 
     def rank_outdated(self, mesh: int, rank: int, outdated: bool = True) -> list[Decision]:
         """It runs (or no longer runs) older code than its mesh has."""
         return self._change(mesh, rank, None, outdated=outdated)
+
+    def rank_health(self, mesh: int, rank: int, health: Health) -> list[Decision]:
+        """Whether its process gives signs of life, and which."""
+        return self._change(mesh, rank, None, only=("starting", "ok"), health=health)
 
     def rank_lost(self, mesh: int, rank: int, fault: dict[str, Any]) -> list[Decision]:
         """No word from its host; it may well be alive."""

@@ -28,6 +28,7 @@ from monarch_kernel.protocol.sockets import SocketPipe, Take
 from monarch_kernel.state.epoch import NONE
 from monarch_kernel.state.times import TIMES
 from monarch_worker.debugging import Debugging
+from monarch_worker.health import Health
 from monarch_worker.host import Host
 from monarch_worker.lent import tie_to_lender
 from monarch_worker.lifeline import tie_to_keeper, watch_keeper
@@ -64,6 +65,7 @@ class Daemon:
         self.peers.controller_changed = self._controller_changed
         self.spawning = Spawning(host, self.procs, self.router, self.peers, self.tell)
         self.router.supervise = self.spawning.supervisor.deliver
+        self.health = Health(host, self.procs, self._changed)
         self.debugging = Debugging(host, self.peers, self.tell)
         self.router.debugging = self.debugging
         self.service = HostService(self)
@@ -210,6 +212,7 @@ class Daemon:
             host.keeper.lease(host.lease.deadline(now))
             host.save_lease()
             self.spawning.changed(host.participant.tick(loop.time()))
+            self.health.tick()
             for caller in list(self.peers.callers.values()):
                 self._pulse(caller)
             for proc in list(self.procs.by_id.values()):

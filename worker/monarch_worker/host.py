@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from typing import Any
@@ -16,6 +17,7 @@ from monarch_kernel.state.registry import Registry
 from monarch_kernel.state.spawn import Participant
 
 FAULTS_KEPT = 200
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Host:
@@ -101,6 +103,16 @@ def start_time(pid: int) -> int | None:
             return int(file.read().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def running(pid: int) -> tuple[str | None, float]:
+    """The state letter of a process in ``/proc`` (None: it is gone), and the CPU seconds it has used so far."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) / _TICKS
+    except (OSError, ValueError, IndexError):
+        return None, 0.0
 
 
 def signal_name(code: int) -> str:

@@ -21,6 +21,7 @@ from monarch_kernel.protocol.frames import Record
 from monarch_kernel.protocol.links import ResumableLink
 from monarch_kernel.protocol.records import Kind
 from monarch_kernel.protocol.sockets import SocketPipe, Take, message_socket
+from monarch_kernel.state.liveness import ProcLiveness
 from monarch_kernel.state.records import MeshRecord, RankRecord
 from monarch_kernel.state.registry import Decision, RankChanged
 from monarch_kernel.state.supervision import died_text, failed_text, stopped_text
@@ -46,6 +47,7 @@ class Proc:
         self.link = link
         self.pid = 0
         self.sender = 0
+        self.liveness = ProcLiveness(asyncio.get_running_loop().time())
         self.cleanup_within = 0.0  # seconds that the actors' `__cleanup__` has there
         self.up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.dead: dict[str, Any] | None = None
