@@ -2,7 +2,8 @@
 
 One actor per session keeps the names. Its id follows from the session's, so that every process of the session finds it
 without asking. In a script it lives in the script's own process, as the controllers that it spawns do; in a kernel in a
-process on the head host, so that they survive the kernel. Which of the two holds, processes have from who started them.
+process on the head host, so that they survive the kernel. Which of the two holds, processes have from who started them;
+those that a script has left to a kernel still ask its client, where the keeper passes them on to the one that survives.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Controllers(Actor):
     @endpoint
     def get_or_spawn(self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: N803
         """The controller of this name; the first who asks has it spawned."""
+        runtime = current_runtime()
+        if runtime.controller and runtime.controllers_survive:
+            # Who asks was started by a script, and knows of no other keeper; the session has been a kernel's since.
+            return _names(runtime).get_or_spawn.call_one(name, Class, args, kwargs).get()
         wanted = f"{Class.__module__}.{Class.__qualname__}"
         if name not in self._made:
             self._made[name] = (wanted, this_proc().spawn(name, Class, *args, **kwargs))
@@ -95,14 +100,14 @@ def _id(runtime: Runtime, what: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{runtime.sid} {what}".encode(), digest_size=8).digest(), "little") >> 1
 
 
-def keeper_of_names(runtime: Runtime) -> int:
-    """The id of the mesh of the one actor that keeps the names."""
-    return _id(runtime, "controllers")
+def keeper_of_names(runtime: Runtime, *, survives: bool) -> int:
+    """The id of the mesh of the one actor that keeps the names: of that in the client, or of that which survives it."""
+    return _id(runtime, "surviving controllers" if survives else "controllers")
 
 
 def _record(runtime: Runtime, host: int, procs: int | None) -> MeshRecord:
     return MeshRecord(
-        id=keeper_of_names(runtime),
+        id=keeper_of_names(runtime, survives=procs is not None),
         kind="actors",
         name=NAME,
         hosts=(host,),

@@ -130,7 +130,7 @@ class Controller(Runtime):
         self._over: MonarchError | None = None
         self._own: Handle | None = None
         self._closed = False
-        self._names = keeper_of_names(self)
+        self._names = keeper_of_names(self, survives=False)
         self._names_kept = False  # whether the actor is here that keeps the names of controllers
 
     # -- attaching, on the I/O thread

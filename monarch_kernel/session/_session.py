@@ -110,8 +110,9 @@ class Session:
         self._registry = found.merged.registry
         self._views = {index: reply.registry for index, reply in found.replies.items()}
         self.bindings = self._registry.live_bindings()
-        keeper = self._registry.get(keeper_of_names(self.controller))
-        self.controller.controllers_survive |= keeper is not None and keeper.state == "live"
+        self.controller.controllers_survive |= any(
+            record.spec.get("controllers_survive") for record in self._registry.live("procs")
+        )
         head = found.replies[0]
         self._lease = head.lease
         if head.before.title:
@@ -187,7 +188,7 @@ class Session:
             self.release()
             return
         controller = self.controller
-        keeper = self._registry.get(keeper_of_names(controller))
+        keeper = self._registry.get(keeper_of_names(controller, survives=True))
         kept = keeper.procs if keeper is not None else None
         handles = [controller.handle(record) for record in self.refresh().live("procs") if record.id != kept]
         handles += [handle for handle in controller.on_their_way("procs") if handle not in handles]

@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from mesh_actors import Counter, Runner
+from mesh_actors import BadConstructor, Counter, Runner
 
 from monarch_kernel.actor import get_or_spawn_controller
-from monarch_kernel.errors import ActorError
+from monarch_kernel.errors import ActorError, SupervisionError
 
 WAIT = 30
 
@@ -62,3 +62,19 @@ def test_what_is_no_controller_is_refused(session):
     controller("a counter")
     with pytest.raises(ActorError, match="take another name"):
         get_or_spawn_controller("a counter", Runner).get(timeout=WAIT)
+
+
+def test_a_controller_that_fails_is_told_to_whoever_asks_and_the_others_go_on(session, until):
+    good = controller("good")
+    bad = get_or_spawn_controller("bad", BadConstructor).get(timeout=WAIT)
+    with pytest.raises(SupervisionError, match="no such weights file"):
+        bad.ping.call_one().get(timeout=WAIT)
+
+    def failure() -> BaseException | None:
+        return get_or_spawn_controller("bad", BadConstructor).exception(WAIT)
+
+    error = until(failure, what="the failure")
+    assert "Failure on bad" in str(error)
+    assert "no such weights file" in str(error)
+    assert good.add.call_one(1).get(timeout=WAIT) == 1
+    assert controller("good").value.call_one().get(timeout=WAIT) == 1

@@ -101,7 +101,16 @@ def test_a_mesh_that_is_still_being_spawned_can_be_passed(session, runner):
     procs.stop().get(timeout=WAIT)
 
 
-def test_a_returned_mesh_that_is_not_there_yet_works_at_once_and_one_that_fails_says_why(runner):
+class Forgiving(Runner):
+    """What it spawns may fail."""
+
+    def __supervise__(self, failure: Any) -> bool:
+        return True
+
+
+def test_a_returned_mesh_that_is_not_there_yet_works_at_once_and_one_that_fails_says_why(one):
+    runner = one.spawn("forgiving", Forgiving)
+
     def spawn(cls: Any) -> Any:
         from monarch_kernel.actor import this_host
 

@@ -10,19 +10,33 @@ from processes import kill
 
 import monarch_kernel as mk
 
-BEGIN = """
+ASKER = """
 import os
 import monarch_kernel as mk
 from counting import Counter
 from monarch_kernel.actor import Actor, endpoint, get_or_spawn_controller
-%monarch up keeping --hosts 2
 class Asker(Actor):
     @endpoint
     def ask(self):
         counter = get_or_spawn_controller("metrics", Counter).get(20)
         return counter.add.call_one(1).get(20), os.getpid()
+"""
+BEGIN = (
+    ASKER
+    + """
+%monarch up keeping --hosts 2
 asker = mk.hosts().spawn_procs().spawn("asker", Asker)
 """
+)
+SCRIPT = (
+    ASKER
+    + """
+mk.up("keeping", hosts=2)
+asker = mk.hosts().spawn_procs().spawn("asker", Asker)
+print(sorted(n for n, pid in asker.ask.call().get(20).values()))
+mk.session().detach()
+"""
+)
 AGAIN = """
 import os
 import monarch_kernel as mk
@@ -60,3 +74,17 @@ def test_controllers_survive_the_kernel_and_every_process_finds_them(
     kernel.restart(now=True)
     cell(kernel, AGAIN)
     assert cell(kernel, "get_or_spawn_controller('metrics', Counter).get().add.call_one(1).get()").result == "15"
+
+
+def test_what_a_script_has_left_to_a_kernel_finds_the_kernels_controllers(
+    script: Callable[..., Any], start_kernel: Callable[..., Any], session_ends: None
+) -> None:
+    left = script(SCRIPT)
+    assert left.line() == "[1, 2]"
+    assert left.end() == 0, left.stderr
+    kernel = start_kernel()
+    cell(kernel, AGAIN)
+    cell(kernel, "metrics = get_or_spawn_controller('metrics', Counter, 10).get()")
+    asked = cell(kernel, "sorted(n for n, pid in mk.session().actors['asker'].ask.call().get().values())")
+    assert asked.result == "[11, 12]"
+    assert cell(kernel, "metrics.value.call_one().get()").result == "12"
