@@ -19,6 +19,13 @@ class UndeliverableMessageEnvelope:
     sender, dest, error_msg
         Functions, as Monarch has them: the `Instance.actor_id` of the sender, the endpoint or port it was sent to with
         its mesh and rank, and why it did not get there.
+
+    Examples
+    --------
+    >>> class Reporter(Actor):
+    ...     def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> bool:
+    ...         print(f"{envelope.dest()} got nothing: {envelope.error_msg()}")
+    ...         return True
     """
 
     _sender: ActorAddr
