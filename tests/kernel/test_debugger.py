@@ -92,6 +92,9 @@ def test_the_ranks_are_listed_and_show_in_the_status(typed: Typed) -> None:
     assert "2 ranks at a breakpoint" in listed
     assert re.search(r"trainers +1 +hosts 1, gpus 0 +at its prompt +\S+:\d+ in Trainer.step", listed)
     assert "Breakpoints" in typed.run("%monarch status")
+    asked = "from monarch_kernel.actor import debug_controller\n"
+    asked += "[one.rank for one in debug_controller().list.call_one(print_output=False).get(timeout=20)]"
+    assert "[0, 1]" in typed.run(asked)
     assert "2 ranks going on" in typed.run("%monarch debug continue")
     assert typed.run("%monarch debug list") == "No rank stands at a breakpoint."
     assert "[4, 4]" in typed.run("called.get().values()")
