@@ -22,6 +22,7 @@ from ._identity import (
     service_proc_addrs,
 )
 from ._local import BatchJob, LocalJob, hosts_from_config
+from ._shell import shell
 from ._state import (
     DEFAULT_JOB_PATH,
     JobState,
@@ -57,4 +58,5 @@ __all__ = [
     "service_proc_addr",
     "service_proc_addrs",
     "set_current_job",
+    "shell",
 ]

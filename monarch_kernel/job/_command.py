@@ -42,7 +42,7 @@ class BashActor(Actor):
         if target_ranks is not None and current_rank().rank not in target_ranks:
             return {"returncode": 0, "stdout": "", "stderr": "", "skipped": True}
         with _outputs(output_dir) as (out, err), _script(script) as path:
-            code = subprocess.run(["bash", path], stdout=out, stderr=err, env=_rank_env()).returncode
+            code = subprocess.run(["bash", path], stdout=out, stderr=err, env=rank_env()).returncode
             return {"returncode": code, **_captured(output_dir, out, err)}
 
     @endpoint
@@ -61,7 +61,7 @@ class BashActor(Actor):
         dict
             ``returncode``, ``stdout``, ``stderr``.
         """
-        os.environ.update({**_rank_env(only=True), **(env or {})})
+        os.environ.update({**rank_env(only=True), **(env or {})})
         folder = workdir or (client_cwd if client_cwd and os.path.isdir(client_cwd) else None)
         with contextlib.chdir(folder) if folder else contextlib.nullcontext():
             path, argv = cmd[0], cmd
@@ -88,7 +88,7 @@ class BashActor(Actor):
             return
         with _script(script) as path:
             process = subprocess.Popen(
-                ["bash", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_rank_env()
+                ["bash", path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=rank_env()
             )
             assert process.stdout is not None
             assert process.stderr is not None
@@ -104,7 +104,8 @@ class BashActor(Actor):
             output_port.send(f"{rank}:rc:{process.wait()}")
 
 
-def _rank_env(*, only: bool = False) -> dict[str, str]:
+def rank_env(*, only: bool = False) -> dict[str, str]:
+    """The environment of a command: this process's (not with `only`), and what tells of the rank."""
     point = context().actor_instance.rank
     mine = {f"MONARCH_RANK_{label}": str(index) for label, index in point.items()}
     sizes = {f"MONARCH_SIZE_{label}": str(size) for label, size in point.extent.items()}
