@@ -170,9 +170,9 @@ class HostMesh(MeshTrait):
         if bootstrap_command is not None:
             spec["commands"] = commands_for(bootstrap_command, Extent(labels, sizes))
         if bootstrap is not None or len(spec.keys() & {"bind", "commands"}) or "executable" in self._opts:
-            # In a notebook a re-run keeps the processes while this is the same.
-            how = (bootstrap, spec.get("bind"), spec.get("commands"), spec["executable"])
-            spec["how"] = arguments_digest(how, {}) or f"{new_id():x}"
+            # In a notebook a re-run keeps the processes while this is the same, or a bootstrap cannot be compared.
+            how = (spec.get("bind"), spec.get("commands"), spec["executable"])
+            spec["how"] = arguments_digest((*how, bootstrap), {}) or arguments_digest(how, {})
         record = MeshRecord(
             id=new_id(),
             kind="procs",

@@ -229,6 +229,28 @@ def test_a_changed_shape_of_processes_says_what_it_stops(notebook):
     assert notebook.value(LIVE) == ["procs", "workers"]
 
 
+def test_processes_are_kept_while_they_start_in_the_same_way(notebook):
+    bootstrap = "def prepare():\n    os.environ['PREPARED'] = 'once'\n"
+    notebook.ok(CLASS, "class")
+    spawn = bootstrap + SPAWN.replace("}", "}, bootstrap=prepare")
+    notebook.ok(spawn, "spawn")
+    pids = notebook.value(PIDS)
+    assert notebook.ok(spawn, "spawn") == "monarch: kept procs (2), workers\n"
+    assert notebook.value(LIVE) == ["procs", "workers"]
+    edited = spawn.replace("once", "again")
+    assert "monarch: procs is replaced" in notebook.ok(edited, "spawn")
+    until(lambda: all(map(gone, pids)))
+    assert set(notebook.value(PIDS)).isdisjoint(pids)
+
+
+def test_a_bootstrap_that_raises_fails_the_cell_and_leaves_no_processes(notebook):
+    notebook.ok(CLASS, "class")
+    bootstrap = "def prepare():\n    raise LookupError('no data set')\n"
+    reply = notebook.fails(bootstrap + SPAWN.replace("}", "}, bootstrap=prepare"), "spawn")
+    assert "no data set" in reply.traceback
+    until(lambda: notebook.value(LIVE) == [])
+
+
 def test_what_a_library_spawns_is_new_each_time_and_stopped_when_its_cell_is_run_again(notebook, tmp_path):
     (tmp_path / "a_library.py").write_text(
         "import monarch_kernel as mk\n"
