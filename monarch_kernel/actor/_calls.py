@@ -19,9 +19,11 @@ from ..protocol.frames import Record, check_size
 from ..protocol.loop import IOThread
 from ..protocol.records import REPLY_BODY, Status
 from ..state.routing import Routes
+from . import _config
 from ._context import acting
 from ._future import Future
 from ._region import Region
+from ._supervision import MeshFailure
 from ._valuemesh import ValueMesh
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ CLAIM_WITHIN = 5.0
 """Seconds after a call within which whoever got a port with it has claimed it."""
 
 _FAILED = frozenset({int(Status.RAISED), int(Status.FAULT)})
+_SMALL = 1 << 20  # no limit is below it that is worth a look at each message
 _RELEASE_CALLS = 256
 _RELEASE_AFTER = 0.05
 _ALL = 0xFFFFFFFF
@@ -243,6 +246,7 @@ class Caller:
         self._release_count = 0
         self._release_due = False
         self._broken: MonarchError | None = None
+        self.on_refused: Callable[[MeshFailure], None] = lambda failure: None  # a message that was too large
 
     def submit(self, call: Call, ends: Ends, body: Sequence[Record], waits: Sequence[Future[Any]]) -> None:
         """Send a call. From any thread; calls of one thread leave in its order.
@@ -257,8 +261,9 @@ class Caller:
         self._io.check_process()
         for carried in call.carried:
             carried.taken_along = True
-        if len(body) > 1:
-            check_size(sum(map(len, body)))
+        size = len(body[0]) if len(body) == 1 else sum(map(len, body))
+        if size > _SMALL:
+            self._check_size(call, size)
         mesh = call.handle.id
         call.waits = waits
         call.sender = self.sender
@@ -277,6 +282,22 @@ class Caller:
                     return
             self._posted += 1
             self._io.post(self._leave, call)
+
+    def _check_size(self, call: Call, size: int) -> None:
+        """Refuse a message that is over the program's own limit, or that no receiver would take."""
+        most = _config.setting("codec_max_frame_length")
+        if size > most:
+            mesh = call.handle.name
+            why = f"rejecting oversize frame: len={size} > max={most} (HYPERACTOR_CODEC_MAX_FRAME_LENGTH)"
+            sent = f"undeliverable message for {mesh}.{call.endpoint}(), sent by the client (RootClientActor)"
+            self.on_refused(MeshFailure(mesh, (), f"{sent}: {why}"))
+            raise SupervisionError(
+                f"Endpoint call {mesh}.{call.endpoint}() failed, Actor {mesh} is unhealthy with reason: {why}. The "
+                "message was not sent, and the actor itself is well: send less at once, or raise "
+                "codec_max_frame_length (monarch_kernel.config.configure)",
+                mesh=mesh,
+            )
+        check_size(size)
 
     def ends(
         self, handle: Handle, region: Region, hosts: Sequence[int], endpoint: str, flags: int, sender: int | None = None

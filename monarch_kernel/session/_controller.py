@@ -20,6 +20,7 @@ from ..actor._future import Future, from_concurrent, in_thread
 from ..actor._handle import Handle
 from ..actor._region import Region
 from ..actor._runtime import Runtime, SpawnPlan
+from ..actor._supervision import MeshFailure
 from ..errors import ConnectionLost, HostLost, MonarchError, NotAttached, SessionEnded
 from ..launch.base import filtered_environment
 from ..protocol import WIRE, dataplane, records, statefile
@@ -120,6 +121,7 @@ class Controller(Runtime):
         self.on_spawned: Callable[[MeshRecord], None] = lambda record: None
         self.on_lent_ended: Callable[[int], None] = lambda index: None
         self.fault_hook = _fault_hook
+        self.caller.on_refused = self._told_of_refused
         self._on_event = on_event
         self._on_over = on_over
         self._dialers: dict[int, Dialer] = {}
@@ -333,6 +335,14 @@ class Controller(Runtime):
             event["hooked"] = self.fault_hook.take(event["failure"], kernel=Identity.kind == "kernel", show=show)
         self.events.append(event)
         self._on_event(event)
+
+    def _told_of_refused(self, failure: MeshFailure) -> None:
+        """A message was too large to be sent. Whoever sent it has the error; a hook of the program's own is told."""
+
+        def tell() -> None:
+            self.fault_hook.take(failure.to_dict(), kernel=True, show=lambda text: print(text, file=sys.stderr))
+
+        self.io.post(tell)
 
     def _all_ended(self) -> bool:
         # Of a host on another machine nothing is known; those of this one are the session's own.

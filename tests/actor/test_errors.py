@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from mesh_actors import AsyncRunner, Counter, Runner
 
-from monarch_kernel.actor import Actor, ActorError, endpoint
+import monarch_kernel.actor
+from monarch_kernel import config
+from monarch_kernel.actor import Actor, ActorError, MeshFailure, endpoint
 from monarch_kernel.errors import SupervisionError
 
 WAIT = 30
@@ -177,6 +180,19 @@ def test_results_that_cannot_be_loaded_here(runner):
     with pytest.raises(ZeroDivisionError):
         runner.run.call_one(bomb).get(timeout=WAIT)
     assert runner.run.call_one(lambda: "alive").get(timeout=WAIT) == "alive"
+
+
+def test_a_message_over_the_programs_own_limit_is_refused_and_its_hook_is_told(counters, runner, until, monkeypatch):
+    told: list[MeshFailure] = []
+    monkeypatch.setattr(monarch_kernel.actor, "unhandled_fault_hook", told.append)
+    with config.configured(codec_max_frame_length=2_000_000):
+        assert runner.echo.call_one("a" * 1_900_000).get(timeout=WAIT)
+        for large in ("a" * 2_000_001, np.zeros(2_000_001, np.uint8)):
+            with pytest.raises(SupervisionError, match=r"runner\.echo\(\) failed.* len=\d+ > max=2000000 "):
+                runner.echo.call_one(large)
+    until(lambda: len(told) == 2)
+    assert "CODEC_MAX_FRAME_LENGTH" in told[0].report()
+    assert runner.echo.call_one("a" * 2_000_001).get(timeout=WAIT)
 
 
 def test_an_error_that_passes_through_two_actors_shows_both(procs):
