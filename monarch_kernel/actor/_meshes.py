@@ -55,9 +55,9 @@ class Mesh(MeshTrait):
         return self._handle.name
 
     @property
-    def _name(self) -> str:
-        """The same, as programs that compare it with `MeshFailure.mesh_name` ask for it."""
-        return self._handle.name
+    def _name(self) -> Future[str]:
+        """The same as programs ask Monarch for it, to compare it with `MeshFailure.mesh_name`: they await it."""
+        return self._initialized(self._handle.name)
 
     def _initialized(self, value: Any) -> Future[Any]:
         """A future of `value` once the mesh is spawned."""

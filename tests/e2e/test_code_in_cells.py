@@ -214,6 +214,26 @@ def test_an_idle_actor_that_is_killed_is_shown_at_the_next_cell(victims):
     assert "SIGKILL" in victims.fails("victim.add.call_one(1).get()").evalue
 
 
+def test_a_hook_that_a_cell_has_set_is_called_instead_and_one_that_raises_is_shown(victims):
+    victims.ok("import monarch_kernel.actor, threading\nfailures, some = [], threading.Event()")
+    victims.ok(
+        "def hook(failure):\n    failures.append(failure)\n    some.set()\n"
+        "default, monarch_kernel.actor.unhandled_fault_hook = monarch_kernel.actor.unhandled_fault_hook, hook"
+    )
+    try:
+        reply = victims.run("victim.fail.broadcast('for the hook')\nassert some.wait(10)\nfailures[0].mesh_name")
+        assert (reply.result, reply.stderr) == ("'victims'", "")
+        assert victims.run("len(failures)").result == "1"
+        victims.ok("def hook(failure):\n    raise RuntimeError('a hook that fails')")
+        victims.ok("monarch_kernel.actor.unhandled_fault_hook = hook")
+        victims.ok("victims.slice(gpus=1).fail.broadcast('again')")
+        said = run_until_said(victims)
+        assert "a hook that fails" in said
+        assert "LookupError: again" in said
+    finally:
+        victims.ok("monarch_kernel.actor.unhandled_fault_hook = default")
+
+
 # -- code
 
 

@@ -246,6 +246,36 @@ counters.add.broadcast(1)
     assert [why for why in ended if why != (0, "")] == []
 
 
+def test_what_an_actor_of_a_scripts_own_process_spawned_ends_with_the_script(
+    standing: str, script: Callable[..., Any]
+) -> None:
+    """The actor is gone with its process; what the script itself spawned is the session's, and goes on."""
+    code = """
+import monarch_kernel as mk
+from monarch_kernel.actor import Actor, endpoint, this_proc
+from counting import Counter
+
+class Owner(Actor):
+    @endpoint
+    def spawn(self, procs):
+        self.child = procs.spawn("child", Counter)
+        self.child.add.call(1).get()
+
+mk.attach("standing", takeover=True)
+procs = mk.session().procs["procs"]
+procs.spawn("kept", Counter).add.call(1).get()
+this_proc().spawn("owner", Owner).spawn.call_one(procs).get()
+print(sorted(mk.session().actors))
+"""
+    made = script(code)
+    assert made.line() == "['child', 'counters', 'kept']"
+    assert made.end() == 0
+    with mk.attach(standing) as session:
+        until(lambda: "child" not in {record.name for record in session.refresh().live()}, what="the end of the child")
+        assert session.actors["kept"].value.call().get(20).values() == [1]
+        session.actors["kept"].stop().get(20)
+
+
 @pytest.mark.timeout(120)
 def test_private_sessions_of_killed_scripts_are_freed_after_the_reconnect_window(abandoned: Abandoned) -> None:
     """The last test here, because it waits for half a minute that has begun long ago."""
