@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import config
-from ._context import running_actor
+from ._context import context, running_actor
 
 if TYPE_CHECKING:
     from ._future import Future
@@ -66,13 +66,28 @@ def set_level(level: int) -> None:
     logging.getLogger().setLevel(level)
 
 
-def prefix_records() -> None:
-    """Let every record of `logging` in this process say which actor wrote it, whatever handlers there are."""
+_prefixed = False
+
+
+def prefix_records(*, client: bool = False) -> None:
+    """Let every record of `logging` in this process say which actor wrote it, whatever handlers there are.
+
+    Parameters
+    ----------
+    client
+        Also what no actor has written: in a script that is ``<root>``, as in Monarch.
+    """
+    global _prefixed
+    if _prefixed:
+        return
+    _prefixed = True
     make = logging.getLogRecordFactory()
 
     def record_of_actor(*args: Any, **kwargs: Any) -> logging.LogRecord:
         record = make(*args, **kwargs)
-        actor = running_actor() if config.prefix_python_logs_with_actor else None
+        actor = None
+        if config.prefix_python_logs_with_actor:
+            actor = context().actor_instance if client else running_actor()
         # An empty message stays empty: torch.compile writes its structured traces so, and insists on it.
         if actor is not None and record.msg:
             before = f"[actor={actor!r}] "

@@ -18,6 +18,7 @@ from ..actor._actors import RunningActor
 from ..actor._controllers import keeper_of_names, start_names
 from ..actor._future import Future, from_concurrent, in_thread
 from ..actor._handle import Handle
+from ..actor._logging import prefix_records
 from ..actor._region import Region
 from ..actor._runtime import Runtime, SpawnPlan
 from ..actor._supervision import MeshFailure
@@ -118,6 +119,8 @@ class Controller(Runtime):
         self.on_first_use: Callable[[], None] | None = None
         self.end_hosts: Callable[[bool], None] = lambda release: None
         self.controllers_survive = Identity.kind == "kernel"
+        if Identity.kind != "kernel":
+            prefix_records(client=True)
         self.on_spawned: Callable[[MeshRecord], None] = lambda record: None
         self.on_lent_ended: Callable[[int], None] = lambda index: None
         self.fault_hook = _fault_hook

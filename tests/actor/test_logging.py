@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from mesh_actors import Runner
 
-from monarch_kernel.actor import context
+from monarch_kernel.actor import config, context
 
 
 class Screen:
@@ -128,6 +128,12 @@ def handlers_see(text: str) -> str:
     logger.addHandler(Handler())
     logger.error(text)
     return seen[0]
+
+
+def test_a_record_of_the_program_itself_says_so_unless_it_is_told_not_to(one, monkeypatch):
+    assert handlers_see("begun") == "[actor=<root>] begun"
+    monkeypatch.setattr(config, "prefix_python_logs_with_actor", False)
+    assert handlers_see("begun") == "begun"
 
 
 def test_an_empty_message_stays_empty(one):
