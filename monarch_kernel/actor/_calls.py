@@ -260,7 +260,7 @@ class Caller:
         """
         self._io.check_process()
         for carried in call.carried:
-            carried.taken_along = True
+            carried.taken_along, carried.for_one = True, len(call.got) == 1
         size = len(body[0]) if len(body) == 1 else sum(map(len, body))
         if size > _SMALL:
             self._check_size(call, size)

@@ -78,11 +78,12 @@ class Carried:
     not known when they are read: it expires.
     """
 
-    __slots__ = ("taken_along", "what")
+    __slots__ = ("__weakref__", "for_one", "taken_along", "what")
 
     def __init__(self, what: object) -> None:
         self.what: object = what
         self.taken_along = False
+        self.for_one = False  # whether only one can get it
 
     def waits(self) -> Sequence[Future[Any]]:
         """Nothing."""

@@ -44,7 +44,7 @@ PORT, CLAIM, HOLD = "!port", "!claim", "!hold"
 UNCLAIMED = 60.0
 """Seconds that a port lives on in a message of which it is not known when it is read: an answer, or a constructor's."""
 _HEAD = struct.Struct("<QB?xxi")  # of a message to a port; as long as buffers in a body are aligned
-_CLAIM = struct.Struct("<QQHxxxxxx")
+_CLAIM = struct.Struct("<QQQHxxxxxx")
 _HOLD = struct.Struct("<Q")
 _WHERE = struct.Struct("<I")
 
@@ -280,6 +280,7 @@ class Mailbox:
         self.host = runtime.executor.host
         self.replies: dict[int, Reply] = {}
         self._boxes: weakref.WeakValueDictionary[int, Box] = weakref.WeakValueDictionary()
+        self._on_the_way: weakref.WeakValueDictionary[int, Carried] = weakref.WeakValueDictionary()
         self._held: dict[int, Item | None] = {}  # by claim: the call that is answered when the port is given up
         self._ends: weakref.WeakKeyDictionary[Handle, dict[str, Ends]] = weakref.WeakKeyDictionary()
 
@@ -332,26 +333,28 @@ class Mailbox:
         head = _HEAD.pack(number, what, bool(carried), -1 if rank is None else rank)
         self.post(to, PORT, [head, *body], waits, carried=carried)
 
-    def send_away(self, reply: Reply, port: object) -> int:
-        """A port to this answer is being pickled; returns the number to ask for it by."""
+    def send_away(self, reply: Reply, port: object) -> tuple[int, int]:
+        """A port to this answer is being pickled; returns the number to ask for it by, and that of this copy."""
         if not reply.id:
             reply.id, reply.mailbox = new_id(), self
             if not reply.used:
                 self.replies[reply.id] = reply
-        self.carry(port)
-        return reply.id
+        copy = new_id()
+        self._on_the_way[copy] = self.carry(port)
+        return reply.id, copy
 
-    def carry(self, port: object) -> None:
+    def carry(self, port: object) -> Carried:
         """Keep a port that is being pickled, until whoever gets it has claimed it."""
         carried = Carried(port)
         mention(carried)
         self.runtime.io.post(self.runtime.io.loop.call_later, UNCLAIMED, carried.expire)
+        return carried
 
-    def claim(self, to: Handle, number: int) -> int:
+    def claim(self, to: Handle, number: int, copy: int) -> int:
         """A port to an answer of another process came here; returns what it is given up by."""
         claim = new_id()
         self._held[claim] = None
-        self.post(to, CLAIM, [_CLAIM.pack(number, claim, self.host)])
+        self.post(to, CLAIM, [_CLAIM.pack(number, claim, copy, self.host)])
         return claim
 
     # -- on the I/O thread
@@ -378,13 +381,16 @@ class Mailbox:
             elif (reply := self.replies.get(number)) is not None and reply.take():
                 reply.give_as(what, rest)
         elif head.endpoint == CLAIM:
-            number, claim, host = _CLAIM.unpack_from(body)
+            number, claim, copy, host = _CLAIM.unpack_from(body)
             if (reply := self.replies.get(number)) is not None:
                 reply.keep()
                 holder = self.of(head.sender, host)
                 call = HoldCall(holder, _ONE, HOLD, holder.hosts)
                 call.reply = reply
                 self.post(holder, HOLD, [_HOLD.pack(claim)], call=call)
+            carried = self._on_the_way.pop(copy, None)
+            if carried is not None and carried.for_one:
+                carried.let_go()
         elif head.endpoint == HOLD:
             (claim,) = _HOLD.unpack_from(body)
             if claim in self._held:

@@ -197,10 +197,10 @@ class ResponsePort(Port[R]):
 
     def __reduce__(self) -> Any:
         runtime = current_runtime()
-        number = runtime.mailbox.send_away(self._reply, self)
+        number, copy = runtime.mailbox.send_away(self._reply, self)
         host = runtime.executor.host
         reference = runtime.reference(() if host == CONTROLLER else (host,))
-        return (_held_port, (reference, runtime.sender, host, number, self._reply.used))
+        return (_held_port, (reference, runtime.sender, host, number, self._reply.used, copy))
 
     def __repr__(self) -> str:
         return f"<port of a call of {self._reply.item[0].endpoint}>"
@@ -211,14 +211,14 @@ class HeldPort(_OncePort[R]):
 
     __slots__ = ("_claim", "_number", "_runtime", "_to")
 
-    def __init__(self, runtime: Runtime, to: Handle, number: int, used: bool) -> None:
+    def __init__(self, runtime: Runtime, to: Handle, number: int, used: bool, copy: int) -> None:
         super().__init__(used)
         self._runtime = runtime
         self._to = to
         self._number = number
         self._claim = 0
         if not used:
-            self._claim = runtime.mailbox.claim(to, number)
+            self._claim = runtime.mailbox.claim(to, number, copy)
             weakref.finalize(self, runtime.io.post, runtime.mailbox.give_up, self._claim).atexit = False
 
     def _put(
@@ -238,14 +238,14 @@ class HeldPort(_OncePort[R]):
         return (_held_port, (reference, self._to.id, host, self._number, self._used))
 
 
-def _held_port(reference: dict[str, Any], sender: int, host: int, number: int, used: bool) -> Port[Any]:
+def _held_port(reference: dict[str, Any], sender: int, host: int, number: int, used: bool, copy: int = 0) -> Port[Any]:
     runtime = runtime_of(reference, "a port")
     if sender == runtime.sender:
         reply = runtime.mailbox.replies.get(number)
         if reply is not None:
             return ResponsePort(reply)
         used = True
-    return HeldPort(runtime, runtime.mailbox.of(sender, host), number, used)
+    return HeldPort(runtime, runtime.mailbox.of(sender, host), number, used, copy)
 
 
 def response_port(executor: Executor, running: RunningActor, item: Item) -> Port[Any]:
