@@ -99,6 +99,7 @@ def test_hosts_are_equal_hashable_and_pickled_as_references(session):
     assert found.slice(hosts=0) != found.slice(hosts=1)
     assert found != "hosts"
     assert not found.is_fake_in_process
+    assert found.slice(hosts=1).region.ranks() == range(1, 2)
     assert found.initialized.get(timeout=WAIT)
     mesh = found.slice(hosts=1).spawn_procs().spawn("by reference", Runner)
     assert mesh.pid.call_one().get(timeout=WAIT) != os.getpid()
