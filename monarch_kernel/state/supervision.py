@@ -81,6 +81,23 @@ class Supervision:
             found += self._failed(record, decision.rank, decision.record.fault)
         return found
 
+    def host_lost(self, host: int, fault: Mapping[str, Any]) -> list[Told]:
+        """On the head, whose registry has all meshes: which actors own ranks on a host that gives no word any more.
+
+        The session's controller has seen it itself. What actors on that host own goes on: it may be back.
+        """
+        elsewhere = [
+            (record, owner)
+            for record in self.registry.live()
+            if (owner := Owner.parse(record.owner)) is not None and owner.host != host
+        ]
+        return [
+            Told(owner, record.id, rank, failure_of(record, rank, fault, host))
+            for record, owner in elsewhere
+            for rank in record.ranks_on(host)
+            if record.kind == "actors" or not self._has_actors(record.id, rank)
+        ]
+
     def _failed(self, record: MeshRecord, rank: int, fault: dict[str, Any]) -> list[Told | Lost]:
         failure = failure_of(record, rank, fault, self.host)
         told: list[Told | Lost] = [Told(Owner.parse(record.owner), record.id, rank, failure)]

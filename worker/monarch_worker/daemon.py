@@ -108,8 +108,10 @@ class Daemon:
             controller.send(*records.notice(Kind.LOG, {**what, "host": self.host.index}, payload))
 
     def _host_lost(self, host: int, error: MonarchError) -> None:
-        self.router.host_lost(host, error if isinstance(error, HostLost) else HostLost(str(error), host=host))
+        lost = error if isinstance(error, HostLost) else HostLost(str(error), host=host)
+        self.router.host_lost(host, lost)
         self.spawning.host_lost(host)
+        self.spawning.supervisor.host_lost(host, lost)
 
     def tell(self, what: dict[str, Any]) -> None:
         """Tell the attached controller; what is a fault is kept for the next one when none is there."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from monarch_kernel.errors import MonarchError
 from monarch_kernel.protocol import records
 from monarch_kernel.protocol.faults import error_to_json
 from monarch_kernel.protocol.records import Kind
@@ -75,6 +76,13 @@ class Supervisor:
             else:
                 self.deliver({"owner": [*step.owner], "failure": step.failure})
         return unowned
+
+    def host_lost(self, host: int, error: MonarchError) -> None:
+        """Another host gives no word: the head, which knows all meshes, tells those who own some there."""
+        if self.host.head:
+            for step in self._core.host_lost(host, json.loads(error_to_json(error))):
+                assert step.owner is not None
+                self.deliver({"owner": [*step.owner], "failure": step.failure})
 
     def deliver(self, what: dict[str, Any]) -> None:
         """Pass a failure on to the process of the actor that is to be told; it came from here or from another host."""
