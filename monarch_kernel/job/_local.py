@@ -96,6 +96,9 @@ class BatchJob(JobTrait):
         atexit.register(self._kill)
         return True
 
+    def _cleanup_log_context(self) -> dict[str, object]:
+        return self._job._cleanup_log_context()
+
     def _state(self) -> JobState:
         return self._job._state()
 
