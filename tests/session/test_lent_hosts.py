@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from processes import SLACK, alive, gone, until
 import monarch_kernel as mk
 from monarch_kernel.actor import attach_to_workers, returns_future, this_host
 from monarch_kernel.config import configured
-from monarch_kernel.errors import SpawnError, SupervisionError
+from monarch_kernel.errors import NotAttached, SpawnError, SupervisionError
 from monarch_kernel.protocol.keeper import KeeperClient
 
 TRUST: Any = "trust_all_connections"
@@ -309,3 +310,93 @@ def test_an_actor_does_not_attach_by_itself_and_wrong_arguments_are_refused_at_o
         attach_to_workers(ca=TRUST, workers=[])
     with pytest.raises(NotImplementedError, match="TLS"):
         attach_to_workers(private_key=b"key", ca=TRUST, workers=["ipc://x"])
+
+
+# -- a loop whose processes this one cannot see, as on another machine
+
+
+@pytest.fixture
+def far(loop: Any) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A worker loop in a process namespace of its own, over TCP: pids there mean nothing here."""
+    apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no process namespaces here")
+    address = f"tcp://127.0.0.1:{free_port()}"
+    process = loop(address=address, before=apart)[1]
+    yield address, process
+    process.kill()  # unshare does not pass SIGTERM on
+
+
+def anew(name: str) -> Any:
+    """This process's session is one of that name."""
+    with contextlib.suppress(NotAttached):
+        mk.session().detach()
+    return mk.up(name)
+
+
+def test_a_host_of_another_machine_works_and_is_given_back(place: Path, far: Any) -> None:
+    address, process = far
+    session = anew("lent")
+    hosts = attach_to_workers(ca=TRUST, workers=[address])
+    there: Any = hosts.spawn_procs(per_host={"gpus": 2}).spawn("there", Place)
+    here: Any = session.hosts.spawn_procs().spawn("here", Place)
+    pids = list(there.pid.call().get(timeout=WAIT).values())
+    assert session.file.members[-1].keeper_pid == 0  # what is not known here is not signalled here
+    assert here.ask.call_one(there).get(timeout=WAIT) == pids
+    assert there.slice(gpus=0).ask.call_one(here).get(timeout=WAIT) == [here.pid.call_one().get(timeout=WAIT)]
+    hosts.stop().get(timeout=WAIT)
+    again = attach_to_workers(ca=TRUST, workers=[address])
+    actor: Any = again.spawn_procs().spawn("again", Place)
+    assert actor.pid.call_one().get(timeout=WAIT)
+    again.shutdown().get(timeout=WAIT)
+    assert process.wait(WAIT) == 0
+
+
+def test_the_end_of_a_session_ends_its_hosts_on_other_machines(place: Path, far: Any) -> None:
+    session = anew("elsewhere")
+    address, process = far
+    actor: Any = attach_to_workers(ca=TRUST, workers=[address]).spawn_procs().spawn("place", Place)
+    assert actor.pid.call_one().get(timeout=WAIT)
+    keepers = set(keepers_of("elsewhere"))
+    assert len(keepers) == 2
+    session.release()
+    until(lambda: not keepers & set(keepers_of("elsewhere")), timeout=5 * SLACK, what="the end of the far host")
+    assert process.poll() is None
+
+
+def keepers_of(session: str) -> list[int]:
+    """Keepers of a session as this namespace sees them: it is the one above."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if (entry / "comm").read_text() == "monarch-keeper\n" and session.encode() in open_logs(entry):
+                    found.append(int(entry.name))
+    return found
+
+
+def open_logs(process: Path) -> bytes:
+    return os.fsencode(os.readlink(process / "fd" / "2"))
+
+
+def test_a_client_that_is_killed_leaves_the_loop_to_the_next(place: Path, loop: Any) -> None:
+    address, process = loop()
+    code = (
+        "import os, sys\n"
+        "from monarch_kernel.actor import attach_to_workers\n"
+        "from lent_actors import Place\n"
+        "hosts = attach_to_workers(ca='trust_all_connections', workers=[sys.argv[1]])\n"
+        "place = hosts.spawn_procs().spawn('place', Place)\n"
+        "print(place.pid.call_one().get(timeout=60), flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    client = subprocess.run(
+        [sys.executable, "-c", code, address], capture_output=True, text=True, check=False, timeout=WAIT
+    )
+    pid = int(client.stdout)
+    anew("lent")
+    until(lambda: gone(pid), timeout=30 * SLACK, what="the end of what the client had")
+    assert process.poll() is None
+    hosts = attach_to_workers(ca=TRUST, workers=[address])
+    assert hosts.initialized.get(timeout=WAIT)
+    hosts.shutdown().get(timeout=WAIT)

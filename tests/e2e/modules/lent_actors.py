@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
@@ -42,5 +43,7 @@ class Place(Actor):
         return list(places.pid.call().get(timeout=30).values())
 
 
-def start_loop(address: str, *more: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", LOOP, address, *more], stdout=subprocess.PIPE, text=True, **options)
+def start_loop(address: str, *more: str, before: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*before, sys.executable, "-c", LOOP, address, *more], stdout=subprocess.PIPE, text=True, **options
+    )
