@@ -208,6 +208,7 @@ class WorkerLoop:
             more={
                 "private": bool(asked.get("private")),
                 "lender": [os.getpid(), statefile.start_time(os.getpid())],
+                "reached": self.address.host if tcp else "",
                 "listen": (self.address.bind_host or self.address.host) if tcp else "",
                 "own": {
                     "instead_of": str(asked["executable"]),

@@ -76,6 +76,17 @@ def test_meshes_of_lent_hosts_and_of_this_machine_reach_each_other(session: Any,
     assert all(map(gone, pids))
 
 
+def test_registered_memory_is_read_between_hosts_that_are_not_on_one_loopback(session: Any, loop: Any) -> None:
+    address, _ = loop(address=f"tcp://127.0.0.2:{free_port()}")
+    hosts = attach_to_workers(ca=TRUST, workers=[address])
+    assert hosts.initialized.get(timeout=WAIT)
+    there: Any = hosts.spawn_procs().spawn("there", Place)
+    here: Any = session.hosts.spawn_procs().spawn("here", Place)
+    assert here.read.call_one(there.lend.call_one(b"there").get(timeout=WAIT)).get(timeout=WAIT) == b"there"
+    assert there.read.call_one(here.lend.call_one(b"here").get(timeout=WAIT)).get(timeout=WAIT) == b"here"
+    hosts.shutdown().get(timeout=WAIT)
+
+
 def test_processes_run_as_the_loop_was_started(session: Any, loop: Any, tmp_path: Path) -> None:
     folder = tmp_path / "there"
     folder.mkdir()

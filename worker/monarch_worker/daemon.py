@@ -135,6 +135,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._exception)
         self.procs.restore()
+        await self.host.find_data_address()
         await self._listen()
         self._watch = self.host.keeper.watch(self.host.events_seen)
         loop.add_reader(self._watch.fileno(), self._keeper_events)

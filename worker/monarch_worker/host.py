@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import time
 from collections import deque
 from typing import Any
 
+from monarch_kernel.protocol import dataplane
 from monarch_kernel.protocol.keeper import KeeperClient
 from monarch_kernel.protocol.links import new_id
 from monarch_kernel.state.epoch import EpochGate
@@ -29,6 +31,8 @@ class Host:
         This host's index in the session; 0 is the head.
     daemon
         A number made at each start of the daemon: by it others notice a restart.
+    data_address
+        Where procs of other hosts reach the registered memory of those here, as far as the hosts are known.
     faults
         What happened while nobody was attached, bounded; `faults_dropped` counts the rest.
     """
@@ -42,6 +46,7 @@ class Host:
         self.index: int = config["host"]
         # What the session has grown by since its start is in the keeper; an empty one is a host that is not there.
         self.addresses: list[str] = json.loads(keeper.get("hosts") or b"null") or config["hosts"]
+        self.data_address = dataplane.LOOPBACK
         self.rundir: str = config["rundir"]
         self.logs: str = config["logs"]
         self.daemon = new_id()
@@ -77,6 +82,14 @@ class Host:
         if (epoch := self.gate.persist()) != self._saved_epoch:
             self.keeper.put("epoch", epoch)
             self._saved_epoch = epoch
+
+    async def find_data_address(self) -> None:
+        """Find `data_address`, anew when there are other hosts. Names are looked up, which may take a while."""
+        if self.config.get("reached"):  # a host that is lent over TCP: as its worker loop is
+            self.data_address = self.config["reached"]
+            return
+        look = asyncio.get_running_loop().run_in_executor
+        self.data_address = await look(None, dataplane.address_towards, list(self.addresses))
 
     def save_hosts(self) -> None:
         """Put the addresses of the other hosts into the keeper."""

@@ -253,7 +253,7 @@ class Procs:
                 "received": proc.link.state.got,
                 "epoch": list(self.host.gate.epoch),
                 "data_key": dataplane.key(self.host.secret, self.host.sid).hex(),
-                "data_address": dataplane.address_of(self.host.addresses[self.host.index]),
+                "data_address": self.host.data_address,
             }
         )
         if not resumed:

@@ -396,6 +396,7 @@ class HostService(host_pb2_grpc.HostServicer):
         async def work() -> pb.HostsReply:
             self._client(context)
             self.daemon.peers.grow(request.addresses)
+            await self.host.find_data_address()
             return pb.HostsReply()
 
         return await self._run(context, work())  # type: ignore[no-any-return]

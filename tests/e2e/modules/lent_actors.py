@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.actor import Actor, endpoint
+from monarch_kernel.rdma import RDMABuffer
 
 LOOP = """
 import sys
@@ -36,6 +37,17 @@ class Place(Actor):
     @endpoint
     def ask(self, others: Any) -> list[int]:
         return list(others.pid.call().get(timeout=20).values())
+
+    @endpoint
+    def lend(self, data: bytes) -> RDMABuffer:
+        self.lent = data
+        return RDMABuffer(memoryview(self.lent))
+
+    @endpoint
+    def read(self, buffer: RDMABuffer) -> bytes:
+        here = bytearray(buffer.size())
+        buffer.read_into(memoryview(here)).get(timeout=20)
+        return bytes(here)
 
     @endpoint
     def spawn_there(self, hosts: Any) -> list[int]:
