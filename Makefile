@@ -1,9 +1,10 @@
-# make venv | demo | test | check | lab | bench | proto | clean
+# make venv | demo | test | check | compat | lab | bench | proto | clean
 #
 # TORCH_INDEX=URL   takes torch from another index, for instance https://download.pytorch.org/whl/cpu (the small CPU
 #                   build); pip's own index by default.
 # PYTHON=...        the interpreter to make .venv with; by default the first that is 3.11 or newer and has venv.
-# ARGS=...          further arguments for pytest (make test) or the benchmark (make bench).
+# ARGS=...          further arguments for pytest (make test), the benchmark (make bench) or Monarch's own tests
+#                   (make compat; ARGS=--fast runs a fixed share of them).
 
 VENV := .venv
 PEERS := .venv-peers
@@ -17,7 +18,7 @@ SHELL := /bin/bash
 # pip's index by the next step, and nothing later has a reason to choose another torch.
 TORCH_FROM := $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX))
 
-.PHONY: venv demo test check lab bench proto clean
+.PHONY: venv demo test check compat lab bench proto clean
 
 venv: $(VENV)/.kernelspec
 
@@ -73,15 +74,19 @@ lab: $(VENV)/.kernelspec
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) \
 	  --MultiKernelManager.default_kernel_name=monarch notebooks/01-tour.ipynb
 
-# The peer gets an environment of its own: it brings its own torch.
+# The peer gets an environment of its own: it brings its own torch. Its tests are part of its package.
 $(PEERS)/.made: | $(VENV)/.made
 	$(BIN)/python -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install $(TORCH_FROM) $(TORCH)
-	$(PEERS)/bin/python -m pip install torchmonarch==0.7.0
+	$(PEERS)/bin/python -m pip install torchmonarch==0.7.0 || { \
+	  echo "torchmonarch 0.7.0 could not be installed here, and make compat and make bench need it." >&2; exit 1; }
 	@touch $@
 
 bench: $(VENV)/.kernelspec $(PEERS)/.made
 	$(BIN)/python benchmarks/run.py --ours $(BIN)/python --torchmonarch $(PEERS)/bin/python $(ARGS)
+
+compat: $(VENV)/.test $(PEERS)/.made
+	$(BIN)/python tests/compat/run.py --wheel-python $(PEERS)/bin/python $(ARGS)
 
 proto: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. --grpc_python_out=. \

@@ -1,7 +1,8 @@
-"""Where Monarch's semi-public names live here, for `MONARCH_COMPAT_PRIVATE`: its docs and tests import them privately.
+"""Where names live here that Monarch's docs and tests import from its private modules.
 
-The keys are Monarch's own module paths. Names that are missing here are left out: the shim then says so when a test
-uses one.
+The keys are `module:name` of Monarch's own. `PRIVATE` has the objects of those that Monarch offers in no other way;
+`ALIASES` the public name of those that it also has one for. Names that are missing here are left out: the shim then
+says so when a test uses one.
 """
 
 import importlib
@@ -41,3 +42,42 @@ def _find(where: str) -> object | None:
 
 
 PRIVATE = {key: found for key, where in _HERE.items() if (found := _find(where)) is not None}
+
+_ACTOR = "monarch.actor"
+_JOB = "monarch.job"
+#: Monarch's private module, the public one that has the same names, and the names (`Here=There` where they differ).
+_PUBLIC = [
+    (f"{_RUST}.channel", _ACTOR, "ChannelTransport"),
+    (f"{_RUST}.config", "monarch.config", "Encoding"),
+    (f"{_RUST}.proc", _ACTOR, "ProcId Uid"),
+    (f"{_RUST}.selection", "monarch", "Selection"),
+    (f"{_RUST}.shape", _ACTOR, "Extent Shape Slice=NDSlice"),
+    (f"{_RUST}.supervision", _ACTOR, "MeshFailure"),
+    (f"{_RUST}.value_mesh", _ACTOR, "ValueMesh"),
+    (
+        "monarch._src.actor.actor_mesh",
+        _ACTOR,
+        "Actor ActorError Channel Context Port PortReceiver ValueMesh attach context current_rank shutdown_context",
+    ),
+    ("monarch._src.actor.bootstrap", _ACTOR, "attach_to_workers"),
+    ("monarch._src.actor.concurrent", _ACTOR, "concurrent_endpoint"),
+    ("monarch._src.actor.endpoint", _ACTOR, "endpoint"),
+    ("monarch._src.actor.future", _ACTOR, "Future"),
+    ("monarch._src.actor.host_mesh", _ACTOR, "HostMesh default_bootstrap_cmd this_host this_proc"),
+    ("monarch._src.actor.proc_mesh", _ACTOR, "ProcMesh get_or_spawn_controller"),
+    ("monarch._src.actor.returns_future", _ACTOR, "returns_future"),
+    ("monarch._src.actor.shape", _ACTOR, "NDSlice Shape Slice=NDSlice"),
+    ("monarch._src.job.job", _JOB, "JobTrait LocalJob MeshAdminConfig TelemetryConfig exec_command job_load job_loads"),
+    ("monarch._src.job.process", _JOB, "ProcessJob"),
+    (
+        "monarch._src.job.service_identity",
+        _JOB,
+        "deserialize_service_proc_ids new_service_proc_id serialize_service_proc_ids service_proc_addr",
+    ),
+    ("monarch._src.job.slurm", _JOB, "SlurmJob"),
+]
+ALIASES = {
+    f"{private}:{here}": f"{public}:{there or here}"
+    for private, public, names in _PUBLIC
+    for here, _, there in (name.partition("=") for name in names.split())
+}
