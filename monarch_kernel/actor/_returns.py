@@ -176,7 +176,7 @@ class BodyFuture(Future[R]):
                 finally:
                     finished.set()
 
-        helper = threading.Thread(target=run, name="monarch-returns-future", daemon=True)
+        helper = threading.Thread(target=run, name="returns_future", daemon=True)
         try:
             helper.start()
             # Not `Thread.join`, which returns at once after one that was interrupted.
