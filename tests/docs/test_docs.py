@@ -239,8 +239,8 @@ def test_every_error_is_in_the_troubleshooting_page() -> None:
 
 
 def test_every_public_name_of_the_actor_face_is_in_the_compatibility_page() -> None:
-    there = section("compatibility.md", "There")
-    assert [name for name in actor.__all__ if not re.search(rf"\b{name}\b", there)] == ["Endpoint"]
+    there = section("compatibility.md", "Every name")
+    assert [name for name in actor.__all__ if not re.search(rf"`{name}\b", there)] == []
 
 
 def test_what_is_said_to_be_missing_is_missing() -> None:
