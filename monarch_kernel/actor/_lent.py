@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import signal
 import sys
 import threading
@@ -255,9 +257,10 @@ def _warn(where: WorkerAddress) -> None:
 def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address: str) -> Future[None]:
     """Wait in the background for clients that attach to this machine, and lend it to them.
 
-    When this returns the loop listens, and goes on whether or not the future is kept; the future is done once a client
-    shuts it down. Each session that joins gets a host of its own here, a keeper and a daemon, which end with it, with
-    the loop, or with this process, whichever is first.
+    When this returns the loop listens, and goes on whether or not the future is kept. A client that shuts the loop down
+    ends this process, whatever else it does: code on exit does not run. `run_worker_loop_until_shutdown` returns
+    instead. The future is never done; waiting for it keeps a program here. Each session that joins gets a host of its
+    own here, a keeper and a daemon, which end with it, with the loop, or with this process, whichever is first.
 
     Parameters
     ----------
@@ -292,7 +295,11 @@ def start_worker_loop_forever(*, private_key: PrivateKey = None, ca: CA, address
         except BaseException as error:
             over._fail(error)
         else:
-            over._resolve(lambda: None)
+            # Not by an exception or a signal: the main thread may be anywhere, and have handlers of its own.
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            os._exit(0)
 
     threading.Thread(target=serve, name="monarch-worker-loop", daemon=True).start()
     return over

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lent_actors import Place, start_loop
+from lent_actors import FOREVER, Place, start_loop
 from processes import SLACK, alive, gone, until
 
 import monarch_kernel as mk
@@ -140,6 +140,16 @@ def test_shutdown_lets_the_loop_return_and_leaves_nothing(session: Any, loop: An
         hosts.shutdown().get(timeout=WAIT)
     with pytest.raises(SupervisionError):
         actor.pid.call_one().get(timeout=WAIT)
+
+
+def test_shutdown_ends_a_process_with_a_loop_in_the_background(session: Any, loop: Any) -> None:
+    address, process = loop(script=FOREVER)
+    hosts = attach_to_workers(ca=TRUST, workers=[address])
+    pid = hosts.spawn_procs().spawn("place", Place).pid.call_one().get(timeout=WAIT)
+    hosts.shutdown().get(timeout=WAIT)
+    assert process.communicate(timeout=WAIT)[0] == "goes on"
+    assert process.returncode == 0
+    assert gone(pid)
 
 
 def test_stop_keeps_the_loop_for_the_next(session: Any, loop: Any) -> None:

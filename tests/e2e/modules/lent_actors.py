@@ -20,6 +20,14 @@ run_worker_loop_until_shutdown(address=sys.argv[1], ca=ca)
 print("returned", flush=True)
 """
 
+FOREVER = """
+import sys, threading
+from monarch_kernel.actor import start_worker_loop_forever
+start_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+print("goes on", end="")  # flushed by nobody here
+threading.Event().wait()
+"""
+
 
 class Place(Actor):
     @endpoint
@@ -55,7 +63,9 @@ class Place(Actor):
         return list(places.pid.call().get(timeout=30).values())
 
 
-def start_loop(address: str, *more: str, before: Sequence[str] = (), **options: Any) -> subprocess.Popen[str]:
+def start_loop(
+    address: str, *more: str, before: Sequence[str] = (), script: str = LOOP, **options: Any
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*before, sys.executable, "-c", LOOP, address, *more], stdout=subprocess.PIPE, text=True, **options
+        [*before, sys.executable, "-c", script, address, *more], stdout=subprocess.PIPE, text=True, **options
     )
