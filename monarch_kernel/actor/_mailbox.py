@@ -262,6 +262,21 @@ class HoldCall(Call):
         self.reply.less(why)
 
 
+class SentCall(Call):
+    """An answer through a port that another process holds; answered once it is there.
+
+    Only then the port is given up: the two go different ways, and whoever gives up a port without an answer is told so.
+    """
+
+    __slots__ = ("claim", "mailbox")
+    claim: int
+    mailbox: Mailbox
+
+    def answer(self, position: int, make: Callable[[], Any], failed: bool) -> None:
+        """Give the port up."""
+        self.mailbox.give_up(self.claim)
+
+
 class Mailbox:
     """The mailbox of one process.
 
@@ -282,7 +297,7 @@ class Mailbox:
         self._boxes: weakref.WeakValueDictionary[int, Box] = weakref.WeakValueDictionary()
         self._on_the_way: weakref.WeakValueDictionary[int, Carried] = weakref.WeakValueDictionary()
         self._held: dict[int, Item | None] = {}  # by claim: the call that is answered when the port is given up
-        self._ends: weakref.WeakKeyDictionary[Handle, dict[str, Ends]] = weakref.WeakKeyDictionary()
+        self._ends: weakref.WeakKeyDictionary[Handle, dict[tuple[str, bool], Ends]] = weakref.WeakKeyDictionary()
 
     # -- from any thread
 
@@ -314,10 +329,11 @@ class Mailbox:
             call = QuietCall(to, _ONE, word, to.hosts)
         call.carried = carried
         ends = self._ends.setdefault(to, {})
-        if word not in ends:
+        key = (word, call.quiet)
+        if key not in ends:
             flags = records.QUIET if call.quiet else 0
-            ends[word] = self.runtime.caller.ends(to, _ONE, to.hosts, word, flags)
-        self.runtime.caller.submit(call, ends[word], body, waits)
+            ends[key] = self.runtime.caller.ends(to, _ONE, to.hosts, word, flags)
+        self.runtime.caller.submit(call, ends[key], body, waits)
 
     def post_to_port(
         self,
@@ -328,10 +344,15 @@ class Mailbox:
         body: list[Record],
         waits: Sequence[Future[Any]] = (),
         carried: Sequence[Carried] = (),
+        claim: int = 0,
     ) -> None:
-        """Send a message to a port of another process."""
+        """Send a message to a port of another process; a claim on it is given up once it is there."""
         head = _HEAD.pack(number, what, bool(carried), -1 if rank is None else rank)
-        self.post(to, PORT, [head, *body], waits, carried=carried)
+        call = None
+        if claim:
+            call = SentCall(to, _ONE, PORT, to.hosts)
+            call.claim, call.mailbox = claim, self
+        self.post(to, PORT, [head, *body], waits, call, carried)
 
     def send_away(self, reply: Reply, port: object) -> tuple[int, int]:
         """A port to this answer is being pickled; returns the number to ask for it by, and that of this copy."""

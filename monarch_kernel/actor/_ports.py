@@ -209,7 +209,7 @@ class ResponsePort(Port[R]):
 class HeldPort(_OncePort[R]):
     """A port of a call of another process's endpoint, or of one that has its answer."""
 
-    __slots__ = ("_claim", "_number", "_runtime", "_to")
+    __slots__ = ("_claim", "_number", "_runtime", "_to", "_unused")
 
     def __init__(self, runtime: Runtime, to: Handle, number: int, used: bool, copy: int) -> None:
         super().__init__(used)
@@ -219,17 +219,25 @@ class HeldPort(_OncePort[R]):
         self._claim = 0
         if not used:
             self._claim = runtime.mailbox.claim(to, number, copy)
-            weakref.finalize(self, runtime.io.post, runtime.mailbox.give_up, self._claim).atexit = False
+            self._unused = weakref.finalize(self, runtime.io.post, runtime.mailbox.give_up, self._claim)
+            self._unused.atexit = False
 
     def _put(
         self, what: What, body: list[Record], waits: Sequence[Future[Any]] = (), carried: Sequence[Carried] = ()
     ) -> None:
         self._use_or_fail()
-        self._runtime.mailbox.post_to_port(self._to, self._number, None, what, body, waits, carried)
+        self._answer(what, body, waits, carried)
 
     def _relay(self, rank: int, make: Callable[[], Any]) -> None:
         if self._use():
-            self._runtime.mailbox.post_to_port(self._to, self._number, None, *_unopened(make))
+            self._answer(*_unopened(make))
+
+    def _answer(
+        self, what: What, body: list[Record], waits: Sequence[Future[Any]] = (), carried: Sequence[Carried] = ()
+    ) -> None:
+        self._runtime.mailbox.post_to_port(self._to, self._number, None, what, body, waits, carried, self._claim)
+        if self._claim:
+            self._unused.detach()  # it is given up when the answer is there
 
     def __reduce__(self) -> Any:
         host = self._to.hosts[0]

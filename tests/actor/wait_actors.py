@@ -125,7 +125,7 @@ class Async(Actor):
         try:
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(self.awaited(way))
-        except* Exception as errors:
+        except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return task.result()
 

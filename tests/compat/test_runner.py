@@ -168,3 +168,10 @@ def main():
         "monarch._src.actor.nowhere:Gone",
         "monarch._src.actor.nowhere:Gone",
     ]
+
+
+def test_every_difference_is_named_in_the_documentation() -> None:
+    page = (HERE.parents[1] / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    differences = compat_results.read_differences(HERE / "differs.txt")
+    assert differences
+    assert [name for name in differences if name not in page] == []
