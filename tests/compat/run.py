@@ -49,6 +49,8 @@ for file in statefile.load_all():
 
 def tests_of_wheel(python: str) -> Path:
     """The folder of tests in the environment of this interpreter."""
+    if os.sep in python:
+        python = os.path.abspath(python)  # and not resolved: the link of an environment is what makes it one
     try:
         found = subprocess.run([python, "-c", WHERE], capture_output=True, text=True, cwd="/", check=True).stdout
     except (OSError, subprocess.CalledProcessError):
